@@ -1,0 +1,30 @@
+# Two commands do everything: `make demo` and `make test`. Each makes .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-full lint clean
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-build-isolation -e '.[dev]'
+	touch $@
+
+demo: .venv/.installed
+	$(BIN)/rholoss demo
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2 -m "not full"
+
+# Slow things: faults and other versions. Their output is committed.
+test-full: lint
+	$(BIN)/pytest -m full
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,239 @@
+"""Ids and batches: data sets whose items carry their row number, and batches of any structure.
+
+A batch is a tree of tuples, lists, dicts, named tuples and dataclasses. Its leaves are tensors or
+arrays with one row per example, and lists with one entry per example (strings, say).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from rholoss.errors import RholossError
+
+INDEX, IRREDUCIBLE = "index", "irreducible_loss"  # the keys that dict items carry
+
+
+class Keyed(NamedTuple):
+    """An id with its irreducible loss, joined in the loader (see `WithIrreducible`)."""
+
+    index: Any
+    irreducible_loss: Any
+
+
+def is_record(item: Any) -> bool:
+    """A dataclass instance."""
+    return dataclasses.is_dataclass(item) and not isinstance(item, type)
+
+
+def _attach(item: Any, index: Any) -> Any:
+    if isinstance(item, Mapping):
+        if INDEX in item:
+            raise RholossError(
+                f"The data set's items have a key {INDEX!r} already; rename that column, or pass the "
+                "data set itself to the loader if those are its row numbers."
+            )
+        extra = index._asdict() if isinstance(index, Keyed) else {INDEX: index}
+        return {**item, **extra}
+    if isinstance(item, tuple) and not hasattr(item, "_fields"):
+        return (index, *item)
+    return (index, item)
+
+
+class WithIndex(Dataset[Any]):
+    """A data set whose items carry their id: `(x, y)` becomes `(index, x, y)`, a dict gets "index".
+
+    The id is the row of the underlying data set, also through (nested) `Subset`s, so that what was
+    measured for an id holds for every view of the data. Ids of another kind, strings for instance,
+    are given as `ids`, one for each row of `dataset`.
+    """
+
+    def __init__(self, dataset: Dataset[Any], ids: Sequence[Any] | None = None) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise RholossError(
+                f"`dataset` is a {type(dataset).__name__}, which has no row numbers. Put a stable key "
+                "into each item yourself (a dict item's 'index', or the first of a tuple)."
+            )
+        self.dataset = dataset
+        self.ids = ids_of_rows(dataset) if ids is None else ids
+        if len(self.ids) != len(dataset):
+            raise RholossError(
+                f"`ids` has {len(self.ids)} entries, but the data set has {len(dataset)} rows; give "
+                "one id for each row."
+            )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> Any:
+        index = self.ids[position]
+        return _attach(
+            self.dataset[position], int(index) if isinstance(index, np.integer) else index
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # `targets`, `classes` and the like of the data set inside.
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class WithIrreducible(Dataset[Any]):
+    """A `WithIndex` data set whose items also carry their irreducible loss, looked up in the loader.
+
+    For tables that do not fit the device, and for string keys: the look-up then runs in the workers.
+    """
+
+    def __init__(self, dataset: WithIndex, irreducible: Any) -> None:
+        self.dataset, self.irreducible = dataset, irreducible
+        self.ids = dataset.ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> Any:
+        index = self.ids[position]
+        index = int(index) if isinstance(index, np.integer) else index
+        value = float(self.irreducible.lookup([index])[0])
+        return _attach(self.dataset.dataset[position], Keyed(index, value))
+
+
+def ids_of_rows(dataset: Any) -> Any:
+    """The id of each row: of `WithIndex` its ids, of a `Subset` those of its rows, else 0, 1, 2, ..."""
+    if isinstance(dataset, (WithIndex, WithIrreducible)):
+        return dataset.ids
+    if isinstance(dataset, Subset):
+        inner = ids_of_rows(dataset.dataset)
+        if isinstance(inner, (np.ndarray, range)):
+            return np.asarray(inner)[np.asarray(dataset.indices, dtype=np.int64)]
+        return [inner[i] for i in dataset.indices]
+    return np.arange(len(dataset))
+
+
+def tree_map(function: Callable[[str, Any], Any], tree: Any, path: str = "batch") -> Any:
+    """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves."""
+    if isinstance(tree, Mapping):
+        mapped = {key: tree_map(function, value, f"{path}[{key!r}]") for key, value in tree.items()}
+        # A subclass (HF's BatchEncoding, UserDict) is rebuilt where its type takes a plain dict.
+        return mapped if type(tree) is dict else type(tree)(mapped)  # type: ignore[call-arg]
+    if is_record(tree):
+        fields = [f.name for f in dataclasses.fields(tree) if f.init]
+        parts = {f: tree_map(function, getattr(tree, f), f"{path}.{f}") for f in fields}
+        return dataclasses.replace(tree, **parts)
+    if isinstance(tree, (list, tuple)) and _is_branch(tree):
+        parts_ = [tree_map(function, value, f"{path}[{i}]") for i, value in enumerate(tree)]
+        return type(tree)(*parts_) if hasattr(tree, "_fields") else type(tree)(parts_)
+    return function(path, tree)
+
+
+def _is_branch(items: Sequence[Any]) -> bool:
+    return hasattr(items, "_fields") or any(
+        isinstance(item, (Tensor, np.ndarray, Mapping, list, tuple)) or is_record(item)
+        for item in items
+    )
+
+
+def find_index(batch: Any) -> Any:
+    """The ids of a batch: its "index" entry or field, or the first element of a tuple."""
+    if isinstance(batch, Mapping):
+        found = batch.get(INDEX)
+    elif is_record(batch) or hasattr(batch, "_fields"):
+        found = getattr(batch, INDEX, None)
+    elif isinstance(batch, (list, tuple)) and batch:
+        found = batch[0]
+    else:
+        found = None
+    ids = found.index if isinstance(found, Keyed) else found
+    whole = isinstance(ids, Tensor) and ids.ndim == 1 and not ids.is_floating_point()
+    keys = isinstance(ids, (list, tuple)) and all(isinstance(i, (str, int)) for i in ids)
+    if not (whole or keys) or (isinstance(ids, Tensor) and ids.dtype == torch.bool):
+        what = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else repr(type(ids))
+        raise RholossError(
+            f"No ids were found in the batch (what stands in their place: {what}). Wrap the data set "
+            "as `rholoss.WithIndex(dataset)`; if a collator drops the ids, keep them as 'index'; or "
+            "pass `index=`, a function from the batch to its ids."
+        )
+    return ids
+
+
+def carried_irreducible(batch: Any) -> Tensor | None:
+    """The irreducible losses that the loader joined to the batch, if it did."""
+    if isinstance(batch, Mapping):
+        return batch.get(IRREDUCIBLE)
+    if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Keyed):
+        return batch[0].irreducible_loss
+    return None
+
+
+def without_index(batch: Any) -> Any:
+    """The batch as the model's own code knows it: without ids and joined irreducible losses."""
+    if isinstance(batch, Mapping):
+        return {k: v for k, v in batch.items() if k not in (INDEX, IRREDUCIBLE)}
+    if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
+        return batch[1] if len(batch) == 2 else tuple(batch[1:])
+    return batch
+
+
+def without_irreducible(batch: Any) -> Any:
+    """Take joined irreducible losses out again, so that the user gets the structure they know."""
+    if isinstance(batch, Mapping) and IRREDUCIBLE in batch:
+        return type(batch)({k: v for k, v in batch.items() if k != IRREDUCIBLE})  # type: ignore[call-arg]
+    if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Keyed):
+        return type(batch)([batch[0].index, *batch[1:]])
+    return batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; copies do not block."""
+
+    def move(path: str, leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(move, batch)
+
+
+def take(
+    batch: Any, position: Tensor, rows: int, shared: Sequence[str] = (), *, strict: bool = True
+) -> Any:
+    """The rows of the batch at these positions, in the batch's own structure.
+
+    Tensors and arrays need `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
+    and so does what is named in `shared`. Lists with an entry per row are indexed on the host. What
+    has no row for each example is an error, or is passed on as it is if not `strict`.
+    """
+
+    def pick(path: str, leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, (int, float, str, bytes)) or path in shared:
+            return leaf
+        if isinstance(leaf, Tensor):
+            if leaf.ndim == 0:
+                return leaf
+            if leaf.shape[0] == rows:
+                return leaf.index_select(0, position.to(leaf.device))
+        elif isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,):
+            return leaf[position.cpu().numpy()]
+        elif isinstance(leaf, (list, tuple)) and len(leaf) == rows:
+            return type(leaf)([leaf[i] for i in position.tolist()])
+        if not strict:
+            return leaf
+        shape = tuple(getattr(leaf, "shape", ())) or type(leaf).__name__
+        raise RholossError(
+            f"{path} is {shape}, which has no row for each of the {rows} examples, so rows cannot be "
+            f"selected from it. If it belongs to all of them, pass `shared=({path!r},)`; else let the "
+            "collator stack it."
+        )
+
+    return tree_map(pick, batch)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters are (the CPU if it has none)."""
+    first = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,1 @@
+"""Irreducible losses: fitting the small model, scoring the training points, keeping the result."""

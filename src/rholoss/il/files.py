@@ -1,0 +1,182 @@
+"""The directory of a store: `meta.json` and the files that it names.
+
+Data files have names that are used once. They are written and flushed first; then `meta.json` is
+replaced in one step. A write that is cut off at any moment therefore leaves the old store whole, and
+what it left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from rholoss.errors import StoreError
+
+META, PARTIAL = "meta.json", "partial"
+FORMAT, VERSION = "rholoss-il", 1
+SUFFIX = {"loss": "f32", "keys": "u64", "labels": "i32", "weights": "pt"}
+DTYPE = {"loss": "<f4", "keys": "<u8", "labels": "<i4"}
+OURS = re.compile(
+    r"(loss|keys|labels|weights)-[0-9a-f]{16}\.(f32|u64|i32|pt)|meta-[0-9a-f]{16}\.tmp"
+)
+
+Writer = Callable[[BinaryIO], Any]
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The checked meta.json of a store."""
+    try:
+        meta = json.loads((path / META).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(_not_there(path)) from None
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"{path / META} cannot be read as JSON ({error}). Restore it from a copy, or delete the "
+            "directory and measure the losses again with `rholoss il fit`."
+        ) from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise StoreError(
+            f"{path} is not a store of irreducible losses: its {META} has no format {FORMAT!r}. Give "
+            "the directory that `rholoss il fit --out` or `Irreducible.save` wrote."
+        )
+    if meta.get("version") != VERSION:
+        raise StoreError(
+            f"{path} has format version {meta.get('version')!r}, but this rholoss reads version "
+            f"{VERSION}. Use the rholoss that wrote it ({meta.get('rholoss', 'unknown')}), or measure "
+            "the losses again with `rholoss il fit` into another directory."
+        )
+    files, rows = meta.get("files"), meta.get("rows")
+    named = isinstance(files, dict) and "loss" in files and all(map(_is_ours, files.values()))
+    if not named or not isinstance(rows, int) or rows < 1:
+        raise StoreError(
+            f"{path / META} is incomplete: `rows` is {rows!r} and `files` is {files!r}. Restore it "
+            "from a copy, or measure the losses again with `rholoss il fit`."
+        )
+    return meta
+
+
+def _is_ours(name: Any) -> bool:
+    return isinstance(name, str) and OURS.fullmatch(name) is not None
+
+
+def _not_there(path: Path) -> str:
+    if (path / PARTIAL).is_dir():
+        return (
+            f"{path} holds work that was cut off before it was complete. Run the same command again: "
+            "it goes on where it stopped."
+        )
+    what = "has no meta.json" if path.exists() else "does not exist"
+    return (
+        f"{path} is not a store of irreducible losses: it {what}. Give the directory that "
+        "`rholoss il fit --out` or `Irreducible.save` wrote."
+    )
+
+
+def data_file(path: Path, meta: Mapping[str, Any], kind: str) -> Path:
+    """The path of a data file, after a look at its size (and not at what is in it)."""
+    name = path / meta["files"][kind]
+    wanted = meta["rows"] * np.dtype(DTYPE[kind]).itemsize if kind in DTYPE else None
+    try:
+        size = name.stat().st_size
+    except OSError:
+        raise StoreError(
+            f"{name} is missing, though {META} names it. Copy the store again as a whole, or measure "
+            "the losses again with `rholoss il fit`."
+        ) from None
+    if wanted is not None and size != wanted:
+        raise StoreError(
+            f"{name} has {size:,} bytes, but {meta['rows']:,} rows need {wanted:,}: it was truncated "
+            "or replaced. Copy the store again as a whole, or measure the losses again with "
+            "`rholoss il fit`."
+        )
+    return name
+
+
+def check_target(path: Path) -> None:
+    """Raise unless a store can be written to the path: it is new, empty or a store already."""
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path} is a file; give the name of a directory for the store.")
+    if (path / META).exists():
+        read_meta(path)
+        return
+    names = [entry.name for entry in path.iterdir()] if path.exists() else []
+    foreign = sorted(name for name in names if name != PARTIAL and not _is_ours(name))
+    if foreign:
+        raise StoreError(
+            f"{path} holds other files ({', '.join(foreign[:3])}) and no store, so nothing was written. "
+            "Give a new or empty directory."
+        )
+
+
+def write_store(
+    path: Path, meta: Mapping[str, Any], writers: Mapping[str, Writer]
+) -> dict[str, Any]:
+    """Write the data files, then meta.json; remove what earlier writes left. Returns the meta."""
+    check_target(path)
+    files: dict[str, str] = {}
+    temporary = path / f"meta-{secrets.token_hex(8)}.tmp"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for kind, write in writers.items():
+            files[kind] = f"{kind}-{secrets.token_hex(8)}.{SUFFIX[kind]}"
+            write_file(path / files[kind], write)
+        meta = {"format": FORMAT, "version": VERSION, **meta, "files": files}
+        text = json.dumps(meta, indent=1).encode()
+        write_file(temporary, lambda file: file.write(text))
+        os.replace(temporary, path / META)
+    except OSError as error:
+        for name in [*files.values(), temporary.name]:
+            (path / name).unlink(missing_ok=True)
+        raise StoreError(
+            f"The store could not be written to {path}: {error.strerror or error}. What was there "
+            "before is unchanged. Free some space or give another directory, and save again."
+        ) from error
+    flush_directory(path)
+    for entry in path.iterdir():
+        if _is_ours(entry.name) and entry.name not in files.values():
+            entry.unlink(missing_ok=True)
+    return meta
+
+
+def write_file(path: Path, write: Writer) -> None:
+    """Write a file and flush it to the disk."""
+    with open(path, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def array_writer(values: np.ndarray, kind: str) -> Writer:
+    """Writes the array as little-endian numbers."""
+    wide = np.ascontiguousarray(values, DTYPE[kind])
+    return lambda file: file.write(memoryview(wide).cast("B"))
+
+
+def flush_directory(path: Path) -> None:
+    """Make the renames in a directory last through a power cut, where the system can do that."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name that becomes `path` when the block is done, and is removed if it fails."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

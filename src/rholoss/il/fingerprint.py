@@ -1,0 +1,162 @@
+"""The identity of a data set: are these still the points whose irreducible losses were measured?
+
+Ids are rows of the data set inside all views (`WithIndex`, `Subset`), so a view may have fewer rows or
+another order than the one that was scored. What has to hold is that the data set inside has as many
+rows as then, and that each id of the view has the label under which it was measured. Labels come from
+`targets` or `labels` of the data set, or from the caller as `labels=`: these may be anything that tells
+rows apart (file names, say). Where there are none, the content of up to 256 rows is compared instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rholoss.data import ids_of_rows
+from rholoss.errors import IdentityMismatchError, RholossError
+from rholoss.il.hashing import ABSENT, content_hash, feed, label_codes
+from rholoss.il.ids import Ids, as_ids, shown
+from rholoss.il.views import labels_of, own_randomness, rows_inside, without_ids
+
+SAMPLED = 256  # rows whose content is kept where there are no labels
+GO_ON = (
+    "Undo the change, or measure the losses again with `rholoss il fit` or `rholoss il score`; if you "
+    "know that each loss still belongs to its id, pass check='size' (the number of rows only) or 'none'."
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Ids of the n rows of a view; codes of their labels, or the content of some of them."""
+
+    ids: Ids
+    rows: int | None  # of the data set inside; None if the ids are the caller's own
+    codes: np.ndarray | None = None  # int32 [n]
+    integers: bool = False  # the codes are the labels themselves
+    content: Mapping[Any, str] | None = None  # hash by id
+
+    @property
+    def digest(self) -> str:
+        """Hash of ids and labels (or content), in order."""
+        hasher = hashlib.blake2b(digest_size=16)
+        feed(hasher, [self.ids, self.rows, self.codes, list((self.content or {}).items())])
+        return hasher.hexdigest()
+
+    def as_meta(self) -> dict[str, Any]:
+        """What meta.json keeps. The codes are a file of their own."""
+        labels = None if self.codes is None else "integers" if self.integers else "hashes"
+        content = None if self.content is None else [list(pair) for pair in self.content.items()]
+        return {
+            "rows": self.rows,
+            "points": len(self.ids),
+            "digest": self.digest,
+            "labels": labels,
+            "content": content,
+        }
+
+
+def identify(dataset: Any, labels: Any = None, stored: Mapping[str, Any] | None = None) -> Identity:
+    """The identity of a data set, in terms (labels or content) of the `stored` one if there is one."""
+    ids = as_ids(ids_of_rows(dataset), "dataset")
+    if not len(ids):
+        raise RholossError(
+            "The data set has no rows, so there is nothing to measure or to compare."
+        )
+    root, rows = rows_inside(dataset)
+    own_rows = isinstance(ids, np.ndarray) and np.array_equal(ids, rows)
+    if labels is None:
+        labels = labels_of(dataset)
+    elif len(labels) != len(ids):
+        raise RholossError(
+            f"`labels` has {len(labels)} entries, but the data set has {len(ids)} rows; give one label "
+            "for each row of the data set that you pass, in its order."
+        )
+    codes, integers = (None, False) if labels is None else label_codes(labels)
+    content = None
+    if stored is not None and stored.get("content"):
+        content = content_of(dataset, ids, [id_ for id_, _ in stored["content"]])
+    elif stored is None and codes is None:
+        content = content_of(dataset, ids, strided(ids))
+    return Identity(ids, len(root) if own_rows else None, codes, integers, content)
+
+
+def strided(ids: Ids) -> list[Any]:
+    """Up to 256 of the ids, evenly spaced in sorted order."""
+    ordered = np.unique(np.asarray(ids))
+    return ordered[
+        np.linspace(0, len(ordered) - 1, min(len(ordered), SAMPLED)).astype(int)
+    ].tolist()
+
+
+def content_of(dataset: Any, ids: Ids, wanted: list[Any]) -> dict[Any, str]:
+    """Hash of the content of the wanted ids, of those that the data set has."""
+    array = np.asarray(ids)
+    positions = {array[p].item(): int(p) for p in np.flatnonzero(np.isin(array, wanted))}
+    view = without_ids(dataset)
+    with own_randomness():  # fetching may draw random numbers
+        return {id_: content_hash(view[positions[id_]]) for id_ in wanted if id_ in positions}
+
+
+def compare_rows(stored: Mapping[str, Any], found: Identity, what: str) -> None:
+    """Raise if the data sets inside differ in their number of rows."""
+    then = stored.get("rows")
+    if then is not None and found.rows is not None and then != found.rows:
+        raise IdentityMismatchError(
+            f"{what} was made for a data set of {then:,} rows, but this one has {found.rows:,}: rows "
+            f"were added or removed, so that ids may mean other points. {GO_ON}"
+        )
+
+
+def compare(
+    stored: Mapping[str, Any], codes_then: np.ndarray | None, found: Identity, what: str
+) -> None:
+    """Raise unless the data set found is the one stored.
+
+    `codes_then` are the stored label codes of the ids found, [n], ABSENT where an id was not scored.
+    """
+    compare_rows(stored, found, what)
+    if codes_then is not None:
+        _compare_labels(codes_then, found, stored.get("labels") == "integers", what)
+    elif stored.get("content"):
+        _compare_content(dict(stored["content"]), found, what)
+
+
+def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str) -> None:
+    if found.codes is None:
+        raise IdentityMismatchError(
+            f"{what} was made for a data set with labels, but this one has no `targets` or `labels` "
+            "to compare. Pass `labels=`, one for each row, or the data set that was scored, or "
+            "check='size' to compare the number of rows only."
+        )
+    differ = np.flatnonzero((then != found.codes) & (then != ABSENT))
+    if not len(differ):
+        return
+    moved = np.array_equal(np.sort(then), np.sort(found.codes))
+    change = (
+        "The labels are the same in another order: rows were moved."
+        if moved
+        else "Labels were changed."
+    )
+    details = f"ids {shown([found.ids[i] for i in differ[:6]])}"
+    if found.integers and integers:
+        some = [f"id {found.ids[i]} had {then[i]}, has {found.codes[i]}" for i in differ[:3]]
+        details = "; ".join(some)
+    raise IdentityMismatchError(
+        f"{what} was made for other labels: {len(differ):,} of {len(then):,} differ ({details}). "
+        f"{change} {GO_ON}"
+    )
+
+
+def _compare_content(then: Mapping[Any, str], found: Identity, what: str) -> None:
+    now = found.content or {}
+    differ = [id_ for id_ in now if now[id_] != then[id_]]
+    if differ:
+        raise IdentityMismatchError(
+            f"{what} was made for other data: of {len(now)} rows that were compared, {len(differ)} "
+            f"differ (ids {shown(differ)}). Rows were changed or moved, or this view augments its "
+            f"items: then pass the view that was scored. {GO_ON}"
+        )

@@ -1,0 +1,91 @@
+"""Hashes of labels and of the content of items: the same on every machine and in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rholoss.data import is_record
+
+ABSENT = -(2**31)  # the label code of an id that was not scored
+
+
+def content_hash(item: Any) -> str:
+    """Hash of a tree of tensors, arrays, images, numbers, strings and None."""
+    hasher = hashlib.blake2b(digest_size=8)
+    feed(hasher, item)
+    return hasher.hexdigest()
+
+
+def feed(hasher: Any, item: Any) -> None:
+    """Add an item to the hash. Of an object of unknown make, only its type counts."""
+    if isinstance(item, np.generic):
+        item = item.item()
+    if isinstance(item, Mapping):
+        hasher.update(b"{%d" % len(item))
+        for key in sorted(item, key=str):
+            feed(hasher, str(key))
+            feed(hasher, item[key])
+    elif is_record(item):
+        feed(hasher, {f.name: getattr(item, f.name) for f in dataclasses.fields(item)})
+    elif isinstance(item, (list, tuple)):
+        hasher.update(b"[%d" % len(item))
+        for value in item:
+            feed(hasher, value)
+    elif isinstance(item, (bool, int, float, str, bytes, type(None))):
+        hasher.update(f"{type(item).__name__}:{item!r};".encode())
+    elif isinstance(item, (Tensor, np.ndarray)) or hasattr(item, "__array_interface__"):
+        _feed_array(hasher, numpy_of(item))  # a PIL image has the array interface
+    else:
+        hasher.update(type(item).__qualname__.encode())
+
+
+def _feed_array(hasher: Any, array: np.ndarray) -> None:
+    if array.dtype.kind == "O":  # its bytes are addresses
+        feed(hasher, array.tolist())
+        return
+    hasher.update(f"{array.dtype.str}{array.shape};".encode())
+    hasher.update(array.tobytes())
+
+
+def numpy_of(values: Any) -> np.ndarray:
+    """A tensor (of any device and float type), array or list as an array."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        narrow = values.is_floating_point() and values.element_size() < 4
+        values = (values.float() if narrow else values).numpy()
+    return np.asarray(values)
+
+
+def label_codes(labels: Any) -> tuple[np.ndarray, bool]:
+    """An int32 code for each label, and whether the codes are the labels themselves.
+
+    The same labels have the same codes as a list, an array or a tensor of any width.
+    """
+    try:
+        array = numpy_of(labels)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.ndim == 1 and array.dtype.kind in "biu":
+        if not len(array) or (array.min() > ABSENT and array.max() < 2**31):
+            return array.astype(np.int32), True
+        codes = _checksums(str(value).encode() for value in array.tolist())
+    elif array.ndim == 1 and array.dtype.kind == "f":
+        codes = array.astype(np.float32).view(np.uint32)
+    elif array.ndim > 1 and array.dtype.kind in "biuf":
+        wide = np.float32 if array.dtype.kind == "f" else np.int64
+        codes = _checksums(row.tobytes() for row in array.astype(wide))
+    else:
+        codes = _checksums(content_hash(label).encode() for label in labels)
+    signed = codes.view(np.int32)
+    return np.where(signed == ABSENT, np.int32(0), signed), False
+
+
+def _checksums(rows: Any) -> np.ndarray:
+    return np.fromiter((zlib.crc32(row) for row in rows), np.uint32)

@@ -1,0 +1,79 @@
+"""Ids as they come (tensors, arrays, lists, keys) in one of two forms, and hashes of string keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rholoss.errors import RholossError
+
+Ids = np.ndarray | list[str]  # int64 [n], or string keys
+
+
+def as_ids(ids: Any, argument: str = "ids") -> Ids:
+    """The ids as an int64 array or a list of strings; anything else is an error."""
+    if isinstance(ids, Tensor):
+        ids = ids.detach().cpu().numpy()
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "OU":
+        ids = ids.tolist()
+    if isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], str):
+        if all(isinstance(key, str) for key in ids):
+            return list(ids)
+    else:
+        try:
+            array = np.asarray(ids) if len(ids) else np.empty(0, np.int64)
+        except (TypeError, ValueError):  # no length, or lists of several lengths
+            array = np.empty((0, 0))
+        if array.ndim == 1 and array.dtype.kind in "iu":
+            return array.astype(np.int64, copy=False)
+    shape = f" {tuple(ids.shape)} {ids.dtype}" if isinstance(ids, np.ndarray) else ""
+    raise RholossError(
+        f"`{argument}` must be whole numbers or strings, one for each point, but is a "
+        f"{type(ids).__name__}{shape} that starts with {_start(ids)}."
+    )
+
+
+def _start(ids: Any) -> str:
+    try:
+        return ", ".join(repr(i) for i in list(ids)[:3]) or "nothing"
+    except TypeError:
+        return repr(ids)
+
+
+def shown(ids: Any, limit: int = 5) -> str:
+    """Some of the ids, for a message: `3, 17, 40, ...`."""
+    some = [repr(i) if isinstance(i, str) else str(int(i)) for i in ids[:limit]]
+    return ", ".join(some) + (", ..." if len(ids) > limit else "")
+
+
+def key_hash(key: str) -> int:
+    """64 bits of BLAKE2b of the key: the same on every machine and in every version."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+
+
+def hash_keys(keys: Sequence[str]) -> np.ndarray:
+    """The hashes of the keys, uint64 [n]."""
+    return np.fromiter((key_hash(key) for key in keys), np.uint64, len(keys))
+
+
+def check_distinct(ids: Ids, argument: str = "ids") -> None:
+    """Raise if an id occurs twice, or if two string keys have the same hash."""
+    codes = hash_keys(ids) if isinstance(ids, list) else ids
+    order = np.argsort(codes, kind="stable")
+    same = np.flatnonzero(codes[order][1:] == codes[order][:-1])
+    if not len(same):
+        return
+    first, second = ids[order[same[0]]], ids[order[same[0] + 1]]
+    if first == second:
+        raise RholossError(
+            f"`{argument}` holds {len(same)} ids more than once, among them "
+            f"{shown([ids[order[i]] for i in same])}. Give one loss for each id."
+        )
+    raise RholossError(
+        f"The keys {first!r} and {second!r} in `{argument}` have the same 64-bit hash, so their losses "
+        "could not be told apart. Change one of them, or use row numbers as ids."
+    )

@@ -1,0 +1,53 @@
+"""Irreducible losses as Parquet files: a column of ids, a column of losses (pyarrow, optional)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rholoss.data import INDEX, IRREDUCIBLE
+from rholoss.errors import RholossError, StoreError
+from rholoss.il.files import replacing
+from rholoss.il.ids import Ids
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise RholossError(
+            "Parquet files need pyarrow: install it with pip install 'rholoss[parquet]'."
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
+def read(path: str | os.PathLike[str], id_column: str, loss_column: str) -> tuple[Any, np.ndarray]:
+    """Ids and losses of a Parquet file; an empty cell is a loss that was not measured."""
+    pyarrow, parquet = _pyarrow()
+    try:
+        names = parquet.read_schema(path).names
+        missing = [name for name in (id_column, loss_column) if name not in names]
+        if missing:
+            raise StoreError(
+                f"{os.fspath(path)} has no column {missing[0]!r}, but {', '.join(names)}. Pass "
+                "`id_column=` and `loss_column=`."
+            )
+        table = parquet.read_table(path, columns=[id_column, loss_column])
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise StoreError(f"{os.fspath(path)} cannot be read as Parquet: {error}") from None
+    ids = table.column(id_column)
+    whole = pyarrow.types.is_integer(ids.type)
+    losses = table.column(loss_column).to_numpy().astype(np.float32)
+    return (ids.to_numpy() if whole else ids.to_pylist()), losses
+
+
+def write(path: str | os.PathLike[str], ids: Ids, losses: np.ndarray) -> None:
+    """Write ids and losses, under a temporary name first."""
+    pyarrow, parquet = _pyarrow()
+    table = pyarrow.table({INDEX: ids, IRREDUCIBLE: losses})
+    with replacing(Path(path)) as temporary:
+        parquet.write_table(table, temporary)

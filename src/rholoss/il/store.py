@@ -1,0 +1,269 @@
+"""Irreducible losses by id: looked up at every step, kept in a directory, reused by every later run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rholoss.data import INDEX, IRREDUCIBLE
+from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
+from rholoss.il import files
+from rholoss.il.fingerprint import compare, compare_rows, identify
+from rholoss.il.hashing import ABSENT
+from rholoss.il.ids import Ids, as_ids, hash_keys, shown
+
+CHECKS = ("full", "size", "none")
+
+
+class Irreducible:
+    """Irreducible losses by id: dense integer ids or string keys; NaN means not measured.
+
+    Made by `fit_irreducible`, `score_irreducible`, `Irreducible.from_losses` or `Irreducible.load`.
+
+    Attributes:
+        values: float32 [rows]; row i is id i, or the key with the i-th smallest hash.
+        keys: sorted uint64 hashes [rows] of string keys, or None.
+        labels: int32 codes [rows] of the labels under which the points were measured, or None.
+        meta: what meta.json says: rows, identity, loss, model, split, transform, seconds, created.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        *,
+        keys: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+        meta: Mapping[str, Any] | None = None,
+        weights: list[dict[str, Any]] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.values, self.keys, self.labels = values, keys, labels
+        self.meta = {"rows": len(values), **(meta or {})}
+        self.path = path
+        self._weights = weights
+
+    @property
+    def dense(self) -> Tensor | None:
+        """The table by integer id, float32 [rows] on the CPU; None for string keys."""
+        return self.values if self.keys is None else None
+
+    @property
+    def seconds(self) -> float:
+        """What fitting and scoring cost, 0.0 if it is not known."""
+        return float(self.meta.get("seconds") or 0.0)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        ids = "integer ids" if self.keys is None else "string keys"
+        model = (self.meta.get("model") or {}).get("class", "unknown model")
+        return f"Irreducible({len(self):,} rows, {ids}, {self.meta.get('loss')} loss of {model})"
+
+    def __reduce__(self) -> Any:
+        # Worker processes map the files again instead of receiving a copy of the table.
+        if self.path is not None:
+            return _open, (self.path, self.meta)
+        options = {"keys": self.keys, "labels": self.labels, "meta": self.meta}
+        return _rebuild, (self.values, {**options, "weights": self._weights})
+
+    def lookup(self, ids: Any) -> Tensor:
+        """The losses of these ids, float32 [n] on the CPU; NaN where there is none."""
+        row, known = self.rows_of(as_ids(ids))
+        found = self.values.index_select(0, torch.from_numpy(row))
+        return found if known is None else found.masked_fill_(torch.from_numpy(~known), torch.nan)
+
+    def check(self, ids: Any) -> None:
+        """Raise unless each of these ids has a finite loss. Host only."""
+        value_n = self.lookup(ids)
+        if bool(value_n.isfinite().all()):
+            return
+        listed = as_ids(ids)
+        known = self.rows_of(listed)[1]
+        unknown = np.zeros(len(value_n), bool) if known is None else ~known
+        infinite = value_n.isinf().numpy()
+        kinds = {
+            "not measured": value_n.isnan().numpy() & ~unknown,
+            "infinite": infinite,
+            "unknown": unknown,
+        }
+        parts = [
+            f"{shown([listed[i] for i in np.flatnonzero(which)[:6]])} ({why})"
+            for why, which in kinds.items()
+            if which.any()
+        ]
+        where = f" --out {self.path}" if self.path else ""
+        mixed = isinstance(listed, list) != (self.keys is not None)
+        stored = "integers" if self.keys is None else "strings"
+        raise UnmeasuredLossError(
+            f"{int((~value_n.isfinite()).sum())} of {len(value_n)} ids have no usable irreducible loss: "
+            f"{'; '.join(parts)}. "
+            + (f"The stored ids are {stored}, those asked for are not. " if mixed else "")
+            + f"Measure them with `rholoss il score ...{where}` (or `rholoss.score_irreducible`) on all "
+            "points that you train on, or leave these points out of the data set."
+        )
+
+    def rows_of(self, ids: Ids) -> tuple[np.ndarray, np.ndarray | None]:
+        """The row of each id, and which ids are known at all (None if all are)."""
+        if isinstance(ids, list) != (self.keys is not None):
+            return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+        if self.keys is not None:
+            hashes = hash_keys(list(ids))
+            row = np.searchsorted(self.keys, hashes).clip(max=len(self) - 1)
+            return row, self.keys[row] == hashes
+        index = np.asarray(ids)
+        if not len(index) or (index.min() >= 0 and index.max() < len(self)):
+            return index, None
+        known = (index >= 0) & (index < len(self))
+        return np.where(known, index, 0), known
+
+    def weights(self, member: int = 0) -> dict[str, Any]:
+        """The state dict of the fitted model (of a fold), on the CPU: for scoring more points with it
+        or for `LiveIrreducible`."""
+        if self._weights is None and self.path is not None and "weights" in self.meta["files"]:
+            name = files.data_file(self.path, self.meta, "weights")
+            self._weights = torch.load(name, map_location="cpu", weights_only=True)
+        if not self._weights or not 0 <= member < len(self._weights):
+            raise StoreError(
+                f"There are no weights of member {member}: {len(self._weights or [])} models were kept. "
+                "Only `fit_irreducible` keeps them (keep_weights=True)."
+            )
+        return self._weights[member]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the store to a directory. An older store there stays whole until this one is complete."""
+        writers = {"loss": files.array_writer(self.values.numpy(), "loss")}
+        if self.keys is not None:
+            writers["keys"] = files.array_writer(self.keys, "keys")
+        if self.labels is not None:
+            writers["labels"] = files.array_writer(self.labels, "labels")
+        if self._weights or "weights" in self.meta.get("files", {}):
+            self.weights()
+            writers["weights"] = lambda file: torch.save(self._weights, file)
+        files.write_store(Path(path), self.meta, writers)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        dataset: Any = None,
+        *,
+        labels: Any = None,
+        check: str = "full",
+    ) -> Irreducible:
+        """Open a store, in a time that does not depend on its size, and compare it with the data set.
+
+        Args:
+            path: the directory.
+            dataset: the training data, as it is or as any view (`WithIndex`, `Subset`); without it
+                nothing is compared.
+            labels: one label for each row of `dataset`, where it has no `targets` or `labels`.
+            check: "full" compares rows and labels (or content) and looks whether each id of
+                `dataset` was measured; "size" compares the number of rows; "none" nothing.
+        """
+        if check not in CHECKS:
+            raise RholossError(f"`check` is {check!r}; choose one of {', '.join(CHECKS)}.")
+        if labels is not None and dataset is None:
+            raise RholossError("`labels` was given without `dataset`; pass the data set as well.")
+        il = _open(Path(path), files.read_meta(Path(path)))
+        if dataset is not None and check != "none":
+            il.compare(dataset, labels, check)
+        return il
+
+    def compare(self, dataset: Any, labels: Any = None, check: str = "full") -> None:
+        """Raise unless these are the losses of this data set; see `load`."""
+        stored = self.meta.get("identity") or {}
+        what = f"The store {self.path}" if self.path else "This table of irreducible losses"
+        if check == "size":
+            compare_rows(stored, identify(dataset, labels, stored={}), what)
+            return
+        found = identify(dataset, labels, stored)
+        compare(stored, self._label_codes(found.ids), found, what)
+        self.check(found.ids)
+
+    def _label_codes(self, ids: Ids) -> np.ndarray | None:
+        if self.labels is None:
+            return None
+        row, known = self.rows_of(ids)
+        return self.labels[row] if known is None else np.where(known, self.labels[row], ABSENT)
+
+    @classmethod
+    def from_losses(
+        cls,
+        losses: Any,
+        ids: Any = None,
+        *,
+        dataset: Any = None,
+        labels: Any = None,
+        loss: str = "given",
+        seconds: float = 0.0,
+        **meta: Any,
+    ) -> Irreducible:
+        """Losses that were made elsewhere.
+
+        Args:
+            losses: an array or tensor [n], a dict from id to loss, or a function from an array of ids
+                (or a list of keys) to their losses.
+            ids: n whole numbers or strings; without them the ids of `dataset`, or 0, 1, 2, ...
+            dataset: the data that the losses belong to; `load` can then tell whether it changed.
+            labels: one label for each row of `dataset`, where it has no `targets` or `labels`.
+            loss: a name for the kind of loss.
+            seconds: what it took to make them, for the ledger.
+            meta: more for meta.json: `model`, `split`, `transform`.
+        """
+        from rholoss.il import build
+
+        known = {"loss": loss, "seconds": seconds, **meta}
+        return build.from_losses(losses, ids, dataset=dataset, labels=labels, meta=known)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        id_column: str = INDEX,
+        loss_column: str = IRREDUCIBLE,
+        **options: Any,
+    ) -> Irreducible:
+        """Losses of a Parquet file, a column of ids and one of losses; options of `from_losses`."""
+        from rholoss.il import parquet
+
+        ids, losses = parquet.read(path, id_column, loss_column)
+        return cls.from_losses(losses, ids, **options)
+
+    def to_parquet(self, path: str | os.PathLike[str], ids: Any = None) -> None:
+        """Write the measured ids and their losses to a Parquet file; string keys are given as `ids`."""
+        from rholoss.il import parquet
+
+        if ids is None and self.keys is not None:
+            raise RholossError(
+                "The store keeps hashes of its string keys only; pass the keys to write as `ids`."
+            )
+        listed = as_ids(np.arange(len(self)) if ids is None else ids)
+        value_n = self.lookup(listed).numpy()
+        measured = np.flatnonzero(~np.isnan(value_n))
+        kept = [listed[i] for i in measured] if isinstance(listed, list) else listed[measured]
+        parquet.write(path, kept, value_n[measured])
+
+
+def _open(path: Path, meta: Mapping[str, Any]) -> Irreducible:
+    """Map the files of a store; nothing of them is read."""
+    name = files.data_file(path, meta, "loss")
+    # Private: a write to the tensor never reaches the file.
+    values = torch.from_file(str(name), shared=False, size=meta["rows"], dtype=torch.float32)
+    arrays = {
+        kind: np.memmap(files.data_file(path, meta, kind), files.DTYPE[kind], "r")
+        for kind in ("keys", "labels")
+        if kind in meta["files"]
+    }
+    return Irreducible(values, **arrays, meta=meta, path=path)
+
+
+def _rebuild(values: Tensor, options: dict[str, Any]) -> Irreducible:
+    return Irreducible(values, **options)

@@ -1,0 +1,91 @@
+"""Views of a data set: what is inside them, the labels of their rows, their items without ids."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from rholoss.data import WithIndex, WithIrreducible
+from rholoss.losses import TARGET_KEYS
+
+
+def rows_inside(dataset: Any) -> tuple[Any, np.ndarray]:
+    """The data set inside all views, and which of its rows each row is."""
+    if isinstance(dataset, (WithIndex, WithIrreducible)):
+        return rows_inside(dataset.dataset)
+    if isinstance(dataset, Subset):
+        root, rows = rows_inside(dataset.dataset)
+        return root, rows[np.asarray(dataset.indices, dtype=np.int64)]
+    return dataset, np.arange(len(dataset))
+
+
+def without_ids(dataset: Any) -> Any:
+    """The same rows in the same order, as items that carry no id."""
+    if isinstance(dataset, (WithIndex, WithIrreducible)):
+        return without_ids(dataset.dataset)
+    if type(dataset) is Subset:  # a subclass may change the items
+        inner = without_ids(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    return dataset
+
+
+def labels_of(dataset: Any) -> Any:
+    """One label for each row, from the outermost view that has some; None if none has."""
+    rows: np.ndarray | None = None  # all of them
+    while True:
+        wrapped = isinstance(dataset, (WithIndex, WithIrreducible))
+        found = None if wrapped else _own_labels(dataset)
+        if found is not None:
+            return found if rows is None else _at(found, rows)
+        if isinstance(dataset, Subset):
+            indices = np.asarray(dataset.indices, dtype=np.int64)
+            rows = indices if rows is None else indices[rows]
+        elif not wrapped:
+            return None
+        dataset = dataset.dataset
+
+
+def _own_labels(dataset: Any) -> Any:
+    candidates = [getattr(dataset, name, None) for name in ("targets", "labels")]
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        candidates.append(dataset.tensors[-1])
+    columns = getattr(dataset, "column_names", None)  # a Hugging Face data set
+    if isinstance(columns, list):
+        candidates += [dataset[key][:] for key in TARGET_KEYS if key in columns]
+    for found in candidates:
+        if isinstance(found, (Tensor, np.ndarray, list, tuple)) and len(found) == len(dataset):
+            return found
+    return None
+
+
+def _at(labels: Any, rows: np.ndarray) -> Any:
+    if isinstance(labels, Tensor):
+        return labels[torch.from_numpy(rows)]
+    return labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
+
+
+@contextmanager
+def own_randomness(device: torch.device | None = None) -> Iterator[None]:
+    """Random state (torch, numpy, Python) is afterwards as it was before."""
+    python, legacy_numpy = random.getstate(), np.random.get_state()
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy_numpy)
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, numpy and Python; inside `own_randomness`."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,252 @@
+"""The ledger: what was scored, what was trained, what it cost, and whether it paid.
+
+Seconds are wall clock. On a CUDA device scoring is timed by events that are read late, so that the
+clock never makes the training wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rholoss.steplog import read_log
+
+BACKWARD_FORWARDS = 2  # a backward pass costs about two forward passes
+COUNTS = ("steps", "candidates", "trained", "scored", "forwards")
+TIMES = ("scoring_seconds", "dry_run_seconds", "seconds", "loading_seconds")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether selection reached what the baseline reached in less time, irreducible losses included."""
+
+    target: float
+    seconds: float | None
+    steps: int | None
+    baseline_seconds: float
+    baseline_steps: int
+
+    @property
+    def paid(self) -> bool:
+        """It reached the target, and sooner."""
+        return self.seconds is not None and self.seconds < self.baseline_seconds
+
+    def __str__(self) -> str:
+        base = f"the baseline took {self.baseline_steps} steps, {self.baseline_seconds:.1f} s"
+        if self.seconds is None:
+            return f"did not pay: never reached {self.target:.4g}; {base}"
+        word = "paid" if self.paid else "did not pay"
+        return (
+            f"{word}: reached {self.target:.4g} after {self.steps} steps, {self.seconds:.1f} s with the "
+            f"irreducible losses; {base} ({self.baseline_seconds / max(self.seconds, 1e-9):.2f}x)"
+        )
+
+
+@dataclass
+class Ledger:
+    """Counts of one run. `print(ledger)` gives one line.
+
+    Attributes:
+        candidates, trained, scored: points seen as candidates, trained on, scored.
+        forwards: forward passes of single points for scoring (several each with Monte-Carlo draws).
+        scoring_seconds: time spent in `select`, apart from its first call, the dry run.
+        seconds: all time between the first call and now, less what was spent in `paused()`.
+        loading_seconds: time waited for a watched loader.
+        flops_per_example: forward FLOPs of one example, counted at the dry run (None if not scored).
+        il_seconds, il_runs: what the irreducible losses cost, and how many runs share that.
+        marks: (step, seconds, value) of each `mark(value)`.
+    """
+
+    il_seconds: float = 0.0
+    il_runs: int = 1
+    steps: int = 0
+    candidates: int = 0
+    trained: int = 0
+    scored: int = 0
+    forwards: int = 0
+    scoring_seconds: float = 0.0
+    dry_run_seconds: float = 0.0
+    seconds: float = 0.0
+    loading_seconds: float = 0.0
+    flops_per_example: float | None = None
+    marks: list[tuple[int, float, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _now: float | None = field(default=None, repr=False)
+    _events: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
+
+    def tick(self) -> None:
+        """Let the clock run on from the last tick."""
+        now = time.perf_counter()
+        if self._now is not None:
+            self.seconds += now - self._now
+        self._now = now
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock, for an evaluation for instance."""
+        self.tick()
+        try:
+            yield
+        finally:
+            self._now = time.perf_counter()
+
+    @contextlib.contextmanager
+    def timed(self, device: torch.device, *, dry_run: bool = False) -> Iterator[None]:
+        """Time one selection."""
+        self.tick()
+        if device.type == "cuda" and not dry_run:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events.append((start, end))
+        else:
+            before = self.seconds
+            yield
+            self.tick()
+            if dry_run:
+                self.dry_run_seconds += self.seconds - before
+            else:
+                self.scoring_seconds += self.seconds - before
+        self.tick()
+
+    def count(self, candidates: int, trained: int, scored: int, forwards: int) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.candidates += candidates
+        self.trained += trained
+        self.scored += scored
+        self.forwards += forwards
+
+    def read_events(self) -> None:
+        """Add up the device's own times. Waits for the device."""
+        for start, end in self._events:
+            end.synchronize()
+            self.scoring_seconds += start.elapsed_time(end) / 1000
+        self._events = []
+
+    def mark(self, value: float) -> dict[str, Any]:
+        """Note a figure of merit, higher is better (accuracy at an evaluation), with step and time."""
+        self.tick()
+        self.marks.append((self.steps, self.seconds, float(value)))
+        return {"type": "mark", "step": self.steps, "seconds": self.seconds, "value": float(value)}
+
+    @property
+    def overhead(self) -> float:
+        """Time spent on selection over time spent on everything else."""
+        rest = self.seconds - self.scoring_seconds - self.dry_run_seconds
+        return self.scoring_seconds / rest if rest > 0 else 0.0
+
+    @property
+    def flops(self) -> float | None:
+        """Forward FLOPs of what was scored plus three forwards for each point trained."""
+        if self.flops_per_example is None:
+            return None
+        return self.flops_per_example * (self.forwards + (1 + BACKWARD_FORWARDS) * self.trained)
+
+    def uniform_seconds(self) -> float:
+        """Estimate of what the same steps would have cost without selection.
+
+        Scoring is left out, and of the time waited for the loader the part that loaded candidates
+        which were not trained on.
+        """
+        in_vain = 1 - self.trained / self.candidates if self.candidates else 0.0
+        selecting = self.scoring_seconds + self.dry_run_seconds
+        return self.seconds - selecting - self.loading_seconds * in_vain
+
+    def break_even(self) -> float:
+        """How many times fewer steps than uniform training selection must need, IL included."""
+        uniform = self.uniform_seconds()
+        return (self.seconds + self.il_seconds / self.il_runs) / uniform if uniform > 0 else 1.0
+
+    def verdict(
+        self, baseline: Ledger | str | os.PathLike[str], target: float | None = None
+    ) -> Verdict:
+        """Whether this run reached the baseline's best figure sooner.
+
+        `baseline` is the ledger of another run, or the path of its log; both need `mark`s.
+        """
+        if isinstance(baseline, Ledger):
+            theirs, extra = baseline.marks, baseline.il_seconds / baseline.il_runs
+        else:
+            lines = [line for line in read_log(baseline) if line["type"] == "mark"]
+            theirs, extra = [(m["step"], m["seconds"], m["value"]) for m in lines], 0.0
+        if not theirs or not self.marks:
+            raise ValueError(
+                "A verdict needs figures of merit of both runs: call `select.mark(accuracy)` at each "
+                "evaluation."
+            )
+        goal = max(value for *_, value in theirs) if target is None else target
+        their_step, their_seconds, _ = next((m for m in theirs if m[2] >= goal), theirs[-1])
+        own = next((m for m in self.marks if m[2] >= goal), None)
+        return Verdict(
+            target=goal,
+            seconds=None if own is None else own[1] + self.il_seconds / self.il_runs,
+            steps=None if own is None else own[0],
+            baseline_seconds=their_seconds + extra,
+            baseline_steps=their_step,
+        )
+
+    def __str__(self) -> str:
+        self.read_events()
+        share = self.scoring_seconds / self.seconds if self.seconds else 0.0
+        keep = self.trained / self.candidates if self.candidates else 0.0
+        parts = [
+            f"steps {self.steps}",
+            f"trained {self.trained} of {self.candidates} candidates ({keep:.0%}), {self.scored} scored",
+            f"{self.seconds:.1f} s, {share:.0%} of it selecting",
+        ]
+        if self.loading_seconds:
+            parts.append(f"{self.loading_seconds:.1f} s waiting for data")
+        if self.flops is not None:
+            parts.append(f"{self.flops:.2e} FLOPs")
+        if self.il_seconds:
+            parts.append(f"IL {self.il_seconds:.1f} s over {self.il_runs} run(s)")
+        if self.scored:
+            parts.append(f"pays if it needs {self.break_even():.2f}x fewer steps than uniform")
+        return " | ".join([*parts, *self.notes])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts so far."""
+        self.read_events()
+        return {name: getattr(self, name) for name in COUNTS + TIMES} | {
+            "marks": [list(mark) for mark in self.marks],
+            "notes": list(self.notes),
+            "flops_per_example": self.flops_per_example,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from counts that were saved; the time in between does not count."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.marks = [(int(s), float(t), float(v)) for s, t, v in state["marks"]]
+        self._now, self._events = None, []
+
+
+class Watched:
+    """A loader whose waiting times go to a ledger."""
+
+    def __init__(self, loader: Iterable[Any], ledger: Ledger) -> None:
+        self.loader, self.ledger = loader, ledger
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator, ledger = iter(self.loader), self.ledger
+        while True:
+            ledger.tick()
+            before = ledger.seconds
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            ledger.tick()
+            ledger.loading_seconds += ledger.seconds - before
+            yield batch

@@ -1,0 +1,68 @@
+"""The methods of the paper, as rows: a name, a score, a pick, and the quantities that are read.
+
+A method of your own is one more row:
+
+    def margin(stats): return stats.loss - 2 * stats.irreducible_loss
+    mine = Method("cautious", margin, picks.top_k, frozenset({"loss", "irreducible_loss"}))
+    select = Selector(mine, irreducible=il, keep=0.1)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rholoss import picks, scores
+from rholoss.core import Method
+
+_ROWS = [
+    Method("uniform", scores.nothing, picks.random_k, frozenset()),
+    Method("loss", scores.training_loss, picks.top_k, frozenset({"loss"})),
+    Method("grad_norm", scores.gradient_norm, picks.top_k, frozenset({"grad_norm"})),
+    Method(
+        "grad_norm_is", scores.gradient_norm, picks.ImportanceSample(), frozenset({"grad_norm"})
+    ),
+    Method(
+        "negative_il",
+        scores.negative_irreducible_loss,
+        picks.top_k,
+        frozenset({"irreducible_loss"}),
+    ),
+    Method("rho", scores.reducible_loss, picks.top_k, frozenset({"loss", "irreducible_loss"})),
+    Method("entropy", scores.entropy, picks.top_k, frozenset({"entropy"})),
+    Method(
+        "conditional_entropy",
+        scores.conditional_entropy,
+        picks.top_k,
+        frozenset({"conditional_entropy"}),
+    ),
+    Method("bald", scores.bald, picks.top_k, frozenset({"entropy", "conditional_entropy"})),
+    Method(
+        "loss_minus_conditional_entropy",
+        scores.loss_minus_conditional_entropy,
+        picks.top_k,
+        frozenset({"loss", "conditional_entropy"}),
+    ),
+]
+
+METHODS: dict[str, Method] = {method.name: method for method in _ROWS}
+
+
+def by_name(method: str | Method) -> Method:
+    """The method of that name; a `Method` is returned as it is."""
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise ValueError(
+            f"`method` is {method!r}, which is not known; choose one of {', '.join(METHODS)}, "
+            "or pass a `rholoss.Method` of your own."
+        )
+    return METHODS[method]
+
+
+def boltzmann(
+    method: str | Method = "rho", *, temperature: float = 1.0, replacement: bool = False
+) -> Method:
+    """Any method, but with its scores sampled softly: p ~ exp(score / temperature)."""
+    base = by_name(method)
+    pick = picks.SoftmaxSample(temperature, replacement)
+    return dataclasses.replace(base, name=f"boltzmann_{base.name}", pick=pick)

@@ -1,0 +1,82 @@
+"""Candidate batches that shrink while nothing is scored, so that nothing is decoded in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from rholoss.core import step_generator
+from rholoss.data import ids_of_rows
+from rholoss.picks import random_k
+
+EPOCHS = 2**40  # keeps the seeds of orders apart from those of steps
+
+
+def uniform_choice(
+    rows: int, k: int, generator: torch.Generator, loss_B: Tensor | None, limit: float
+) -> Tensor:
+    """Positions of k rows at random; those with an irreducible loss above `limit` come last."""
+    if loss_B is None:
+        return random_k(torch.zeros(rows), k, generator).position
+    return random_k(torch.where(loss_B <= limit, 0.0, -torch.inf), k, generator).position
+
+
+class CandidateBatches(Sampler[list[int]]):
+    """Batches of positions for a `DataLoader(dataset, batch_sampler=...)`.
+
+    One epoch visits every row once as a candidate, in an order that is a function of (seed, epoch).
+    Where the schedule chooses uniformly, the choice is made here, by the very draw that the selector
+    would make, and only the chosen rows are loaded. Epoch and place in it follow from the selector's
+    step, so a resumed run goes on with the next batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        step: Callable[[], int],
+        choose: Callable[[int, Any], Tensor | None],
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.ids = ids_of_rows(dataset)
+        self.batch_size, self.shuffle, self.drop_last, self.seed = (
+            batch_size,
+            shuffle,
+            drop_last,
+            seed,
+        )
+        self._step, self._choose = step, choose
+
+    def __len__(self) -> int:
+        rows = len(self.ids)
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def rows_at(self, step: int) -> int:
+        """Number of candidates at a step."""
+        start = (step % len(self)) * self.batch_size
+        return min(self.batch_size, len(self.ids) - start)
+
+    def _order(self, epoch: int) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(len(self.ids))
+        return torch.randperm(len(self.ids), generator=step_generator(self.seed, EPOCHS + epoch))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, done = divmod(self._step(), len(self))
+        order = self._order(epoch)
+        for place in range(done, len(self)):
+            step = epoch * len(self) + place
+            rows = order[place * self.batch_size :][: self.rows_at(step)]
+            if isinstance(self.ids, list):
+                ids: Any = [self.ids[row] for row in rows.tolist()]
+            else:
+                ids = torch.as_tensor(self.ids[rows.numpy()])
+            position = self._choose(step, ids)
+            yield (rows if position is None else rows[position]).tolist()

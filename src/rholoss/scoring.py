@@ -1,0 +1,279 @@
+"""The scorer: runs the model on the candidates and measures what a method needs, and no more.
+
+It knows nothing of the method. Whatever it changes on the way (training flags, buffers, random state)
+is as before when it is done, except for BatchNorm's running statistics in mode 'train'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
+
+from rholoss import data, losses
+from rholoss.core import MONTE_CARLO
+from rholoss.errors import RholossError
+from rholoss.quantities import QUANTITIES, Quantity
+
+BATCH_NORM_MODES = ("train", "batch", "eval")
+PRECISIONS = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+}
+
+
+@contextlib.contextmanager
+def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterator[None]:
+    """Eval mode, apart from BatchNorm as `batch_norm` says and dropout if asked for.
+
+    'train': statistics of the candidates, running statistics move (the paper). 'batch': statistics of
+    the candidates, running statistics kept. 'eval': running statistics. A BatchNorm layer that is
+    frozen (in eval mode inside a model in train mode) stays frozen. Flags go through `__dict__`
+    because `Module.__setattr__` costs more than all else that is done here.
+    """
+    modules = [module.__dict__ for module in model.modules()]
+    normalises = [isinstance(module, _BatchNorm) for module in model.modules()]
+    flags = [state["training"] for state in modules]
+    tracked = []
+    frozen_apart = model.training
+    try:
+        for state, is_norm, trains in zip(modules, normalises, flags, strict=True):
+            trains = trains or not frozen_apart
+            state["training"] = trains and (batch_norm != "eval" if is_norm else dropout)
+            if is_norm and batch_norm == "batch" and state["training"]:
+                tracked.append((state, state["track_running_stats"]))
+                state["track_running_stats"] = False  # so that no buffer is passed to the kernel
+        yield
+    finally:
+        for state, trains in zip(modules, flags, strict=True):
+            state["training"] = trains
+        for state, tracks in tracked:
+            state["track_running_stats"] = tracks
+
+
+@contextlib.contextmanager
+def kept_random_state(device: torch.device, seed: int | None) -> Iterator[None]:
+    """Restore the random state afterwards; start from `seed` inside, if there is one."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    states = [generator.get_state() for generator in generators]
+    try:
+        if seed is not None:
+            for generator in generators:
+                generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+@contextlib.contextmanager
+def kept_buffers(buffers: list[Tensor]) -> Iterator[None]:
+    """Restore these buffers afterwards."""
+    copies = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
+
+
+def own_autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """An autocast block without a weight cache: weights cast here must not reach the training step.
+
+    A cached cast made under no_grad has no gradient, and a later forward pass in the same outer
+    autocast block would use it and lose the gradients of the weights (pytorch #65766).
+    """
+    enabled = torch.is_autocast_enabled(device.type) if dtype is None else dtype != torch.float32
+    chosen = torch.get_autocast_dtype(device.type) if dtype in (None, torch.float32) else dtype
+    return torch.autocast(device.type, dtype=chosen, enabled=enabled, cache_enabled=False)
+
+
+class Scorer:
+    """Measures per-example quantities of candidates under a model, without a graph, in float32.
+
+    Args:
+        loss: a task's name ('classification', 'multi_label', 'regression', 'tokens', 'causal_lm') or a
+            function `(model, batch) -> [B]`, where the batch comes without ids.
+        batch_norm: 'train' (the paper), 'batch' or 'eval'; see `scoring_mode`.
+        dropout: leave dropout on while scoring.
+        draws: Monte-Carlo dropout draws for entropies (10 in the paper).
+        precision: 'bf16' or 'fp16' to run the model under autocast; None keeps what is in force.
+        chunk: score this many candidates at a time, to save memory.
+        compile: run the model through `torch.compile`, apart from the one that trains.
+        quantities: further quantities, `name -> function(logits_KBC, target_B) -> [B]`.
+    """
+
+    def __init__(
+        self,
+        loss: str | losses.LossFunction = "classification",
+        *,
+        batch_norm: str = "train",
+        dropout: bool = False,
+        draws: int = 10,
+        precision: str | torch.dtype | None = None,
+        chunk: int | None = None,
+        compile: bool = False,
+        quantities: Mapping[str, Quantity] | None = None,
+    ) -> None:
+        if batch_norm not in BATCH_NORM_MODES:
+            raise RholossError(
+                f"`batch_norm` is {batch_norm!r}; choose one of {', '.join(BATCH_NORM_MODES)}."
+            )
+        if draws < 1 or (chunk is not None and chunk < 1):
+            raise RholossError(
+                f"`draws` and `chunk` must be at least 1, but are {draws} and {chunk}; leave `chunk` "
+                "out to score all candidates at once."
+            )
+        if isinstance(precision, str) and precision not in PRECISIONS:
+            raise RholossError(
+                f"`precision` is {precision!r}; choose one of {', '.join(PRECISIONS)}, or None."
+            )
+        self.loss = losses.by_name(loss)
+        self.batch_norm, self.dropout, self.draws, self.chunk = batch_norm, dropout, draws, chunk
+        self.dtype = PRECISIONS[precision] if isinstance(precision, str) else precision
+        self.compile = compile
+        self.quantities = {**QUANTITIES, **(quantities or {})}
+        self._compiled: tuple[weakref.ref[nn.Module], Callable[..., Any]] | None = None
+        self._protected: list[str] = []  # buffers that the dry run found to move
+
+    def measure(
+        self,
+        model: nn.Module,
+        batch: Any,
+        rows: int,
+        needs: frozenset[str],
+        *,
+        seed: int = 0,
+        eager: bool = False,
+    ) -> dict[str, Tensor]:
+        """Measure the quantities named in `needs` for a batch without ids, one forward pass (per draw).
+
+        Returns a [rows] float32 tensor for each.
+        """
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        draws = self.draws if needs & MONTE_CARLO else 1
+        dropout = self.dropout or draws > 1
+        device = data.device_of(model)
+        buffers = [model.get_buffer(name) for name in self._protected]
+        chunk = min(self.chunk or rows, rows)
+        with (
+            torch.no_grad(),
+            scoring_mode(model, batch_norm=self.batch_norm, dropout=dropout),
+            kept_random_state(device, seed if dropout else None),
+            kept_buffers(buffers),
+            own_autocast(device, self.dtype),
+        ):
+            run = model if eager or not self.compile else self._compiled_copy(model)
+            if chunk == rows:
+                return self._measure(run, batch, rows, needs, draws)
+            parts = []
+            for start in range(0, rows, chunk):
+                position = torch.arange(start, min(start + chunk, rows))
+                part = data.take(batch, position, rows, strict=False)
+                parts.append(self._measure(run, part, len(position), needs, draws))
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _measure(
+        self, run: Any, batch: Any, rows: int, needs: frozenset[str], draws: int
+    ) -> dict[str, Tensor]:
+        reads_output = needs - {"loss"}
+        if not isinstance(self.loss, losses.Task):
+            if reads_output:
+                raise RholossError(
+                    f"The method needs {', '.join(sorted(reads_output))}, which is read off the model's "
+                    "output, but `loss` is a function that returns losses only. Pass a task's name, "
+                    "e.g. loss='classification', or a `rholoss.losses.Task`."
+                )
+            drawn = [losses.check_per_example(self.loss(run, batch), rows) for _ in range(draws)]
+            return {"loss": torch.stack(drawn).float().mean(0)}
+        outputs, target = [], None
+        for _ in range(draws):
+            output, target = self.loss.forward(run, batch)
+            outputs.append(output)
+        assert target is not None
+        measured = {}
+        if "loss" in needs:
+            drawn = [self.loss.per_example(output, target) for output in outputs]
+            drawn = [losses.check_per_example(loss_B, rows) for loss_B in drawn]
+            measured["loss"] = drawn[0] if draws == 1 else torch.stack(drawn).mean(0)
+        if reads_output:
+            if outputs[0].ndim != 2 or target.ndim != 1 or target.is_floating_point():
+                raise RholossError(
+                    f"The method needs {', '.join(sorted(reads_output))}, which is defined for logits "
+                    f"[B, C] and integer targets [B], but the model put out {tuple(outputs[0].shape)}. "
+                    "Use a method that reads the loss alone: rho, loss, negative_il or uniform."
+                )
+            logits_KBC = torch.stack(outputs)
+            for name in reads_output:
+                values = self.quantities[name](logits_KBC, target)
+                measured[name] = losses.check_per_example(values, rows, argument=name)
+        return measured
+
+    def _compiled_copy(self, model: nn.Module) -> Any:
+        if self._compiled is None or self._compiled[0]() is not model:
+            # Its own compiled copy of the code (not of the weights): fixed shapes, no guard flips
+            # between the scoring and the training pass.
+            self._compiled = (weakref.ref(model), torch.compile(model, dynamic=False))
+        return self._compiled[1]
+
+    def dry_run(
+        self,
+        model: nn.Module,
+        batch: Any,
+        rows: int,
+        needs: frozenset[str],
+        *,
+        seed: int = 0,
+        discard: bool = False,
+    ) -> tuple[dict[str, Tensor], float]:
+        """`measure` for the first time: checks what only a run can show. Waits for the device.
+
+        Returns what was measured and the forward FLOPs of one example.
+
+        Finds buffers that move although they should not, and protects them from then on. With
+        `discard` every buffer is put back, for a look ahead at scoring that starts later.
+        """
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        unknown = needs - {"loss"} - set(self.quantities)
+        if unknown:
+            raise RholossError(
+                f"The method needs {', '.join(sorted(unknown))}, which cannot be measured; known are "
+                f"loss, irreducible_loss, {', '.join(self.quantities)}. Pass `quantities=`."
+            )
+        norms = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm) and (module.training or not model.training)
+        }
+        if norms and self.chunk and self.chunk < rows and self.batch_norm != "eval":
+            raise RholossError(
+                f"`chunk`={self.chunk} would give BatchNorm the statistics of each chunk rather than of "
+                f"all {rows} candidates, and so another choice; pass batch_norm='eval' or no `chunk`."
+            )
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        with FlopCounterMode(display=False) as counter:
+            measured = self.measure(model, batch, rows, needs, seed=seed, eager=True)
+        draws = self.draws if needs & MONTE_CARLO else 1
+        free = () if discard or self.batch_norm != "train" else tuple(norms)
+        for name, buffer in model.named_buffers():
+            if name.rpartition(".")[0] in free or torch.equal(buffer, before[name]):
+                continue
+            buffer.copy_(before[name])
+            if name.rpartition(".")[0] not in norms:
+                self._protected.append(name)
+        return measured, counter.get_total_flops() / rows / draws

@@ -1,0 +1,390 @@
+"""The call site: `batch = select(model, batch)` turns a candidate batch into a training batch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rholoss import core, data, methods
+from rholoss.core import Method, Selection, Stats
+from rholoss.errors import RholossError
+from rholoss.guard import Guard
+from rholoss.ledger import Ledger, Watched
+from rholoss.losses import LossFunction
+from rholoss.quantities import Quantity
+from rholoss.sampler import CandidateBatches, uniform_choice
+from rholoss.schedules import Phase, Schedule, constant
+from rholoss.scoring import Scorer
+from rholoss.sources import Source, TableSource, as_source, raise_unmeasured
+from rholoss.steplog import StepLog
+
+FLUSH_STEPS = 100  # errors on a device are told at most so many steps late
+STATE_VERSION = 1
+
+Tap = Callable[[int, Stats, "Chosen"], None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What one step chose: ids, positions among the candidates, scores and importance weights."""
+
+    index: Any
+    position: Tensor
+    score: Tensor | None
+    weight: Tensor | None
+
+
+class Selector:
+    """Selects the rows of each candidate batch that are worth a gradient step.
+
+        select = Selector("rho", irreducible=il, keep=0.1)
+        for batch in DataLoader(rholoss.WithIndex(train_set), batch_size=320, shuffle=True):
+            index, x, y = select(model, batch)
+
+    The batch comes back in its own structure, with n_b rows, on the model's device. The first call is a
+    dry run that checks everything at once. On a GPU later calls never wait for the device; what goes
+    wrong there is told at the next flush, at most 100 steps later.
+
+    Args:
+        method: a name from `rholoss.METHODS` or a `Method`.
+        irreducible: what `fit_irreducible` or `Irreducible.load` returned, a tensor of losses by id, a
+            function from ids to losses, or a `LiveIrreducible`.
+        keep: share of the candidates to select: n_b = round(keep x rows), at least 1.
+        k: number to select, in place of `keep`.
+        loss, batch_norm, dropout, draws, precision, chunk, compile, quantities: see `Scorer`.
+        schedule: when to select; see `rholoss.schedules`. The paper selects always.
+        index: a function from a batch to its ids, where `data.find_index` does not find them.
+        shared: paths of leaves that belong to all rows, as error messages name them.
+        seed: of the selector's own randomness, which is a function of (seed, step).
+        log: path of a JSON-lines file for the chosen ids and scores.
+        flush_every: steps between two writes of the log, at most 100.
+        on_scores: functions (step, stats, chosen) that may look, for TensorBoard and the like.
+        auto_off: stop scoring once selection has cost more than this many times everything else.
+        il_runs: how many runs share the cost of the irreducible losses.
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "rho",
+        *,
+        irreducible: Any = None,
+        keep: float | None = None,
+        k: int | None = None,
+        loss: str | LossFunction = "classification",
+        batch_norm: str = "train",
+        dropout: bool = False,
+        draws: int = 10,
+        precision: str | torch.dtype | None = None,
+        chunk: int | None = None,
+        compile: bool = False,
+        quantities: Mapping[str, Quantity] | None = None,
+        schedule: Schedule | None = None,
+        index: Callable[[Any], Any] | None = None,
+        shared: Sequence[str] = (),
+        seed: int = 0,
+        log: str | os.PathLike[str] | None = None,
+        flush_every: int = FLUSH_STEPS,
+        on_scores: Iterable[Tap] = (),
+        auto_off: float | None = None,
+        il_runs: int = 1,
+    ) -> None:
+        self.method = methods.by_name(method)
+        self.source = as_source(irreducible)
+        self.schedule = schedule or constant()
+        _check_arguments(self.method, self.source, self.schedule, keep, k, flush_every)
+        self.keep, self.k = 1.0 if keep is None else keep, k
+        self.scorer = Scorer(
+            loss,
+            batch_norm=batch_norm,
+            dropout=dropout,
+            draws=draws,
+            precision=precision,
+            chunk=chunk,
+            compile=compile,
+            quantities=quantities,
+        )
+        self.find_index = index or data.find_index
+        self.shared, self.seed = tuple(shared), seed
+        self.flush_every, self.auto_off = flush_every, auto_off
+        self.on_scores = list(on_scores)
+        self.log = StepLog(log)
+        self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)), il_runs)
+        self.guard = Guard()
+        self.step = 0
+        self.off = False  # by `auto_off`
+        self.selection: Chosen | None = None
+        self._unread = self._told = False  # importance weights of the last step
+        self._checked = False
+        self._sampler: CandidateBatches | None = None
+        self._threshold: float | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Select from a candidate batch; returns the training batch, in the same structure."""
+        device, phase = data.device_of(model), self._phase(self.step)
+        generator = core.step_generator(self.seed, self.step)
+        with self.ledger.timed(device, dry_run=not self._checked):
+            ids = self.find_index(batch)
+            rows = len(ids)
+            k = self._num_selected(rows, phase)
+            checked = self._check_on_host(ids, batch, phase)
+            batch = data.to_device(batch, device)
+            stats = self._measure(model, batch, ids, phase, generator)
+            selection, score_B = self._choose(stats, k, phase, generator)
+            if score_B is not None:
+                loss_B = None if checked else stats.measured.get("irreducible_loss")
+                enough = 1 if getattr(self.method.pick, "replacement", False) else k
+                self.guard.observe(ids, loss_B, score_B, enough)
+                if device.type == "cpu" or not self._checked:
+                    self.guard.read()
+            chosen = _chosen(ids, selection, score_B, device)
+            training = data.take(batch, chosen.position, rows, self.shared)
+            training = data.without_irreducible(training)
+            if phase.score and self.source is not None:
+                self.source.update(training)
+        draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
+        scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
+        self.ledger.count(rows, k, scored, scored * draws)
+        self._finish(stats, chosen)
+        return training
+
+    def _phase(self, step: int) -> Phase:
+        return Phase(score=False) if self.off else self.schedule(step)
+
+    def _reads_irreducible(self, phase: Phase) -> bool:
+        ahead = phase.score or not self._checked
+        return phase.drop > 0 or (ahead and "irreducible_loss" in self.method.needs)
+
+    def _num_selected(self, rows: int, phase: Phase) -> int:
+        if rows == 0:
+            raise RholossError("The candidate batch is empty; check the data set and the sampler.")
+        if not phase.score and self._sampler and rows < self._sampler.rows_at(self.step):
+            return rows  # the sampler has chosen already
+        if self.k is not None and self.k > rows:
+            raise RholossError(
+                f"`k`={self.k} is larger than the candidate batch of {rows}. Make the loader's batch "
+                "larger, pass drop_last=True to it if this is the last batch, or use `keep`."
+            )
+        return self._share(rows)
+
+    def _share(self, rows: int) -> int:
+        return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
+
+    def _check_on_host(self, ids: Any, batch: Any, phase: Phase) -> bool:
+        """Check irreducible losses while the ids are on the CPU; False if that was not possible."""
+        if not self._reads_irreducible(phase):
+            return True
+        carried = data.carried_irreducible(batch)
+        if carried is not None:
+            if carried.device.type == "cpu":
+                raise_unmeasured(ids, carried)
+            return carried.device.type == "cpu"
+        if self.source is None:
+            raise RholossError(
+                f"The method {self.method.name!r} needs irreducible losses; pass `irreducible=`, or "
+                "join them in the loader with `rholoss.WithIrreducible(dataset, irreducible)`."
+            )
+        on_host = not isinstance(ids, Tensor) or ids.device.type == "cpu"
+        return on_host and self.source.check(ids)
+
+    def _measure(
+        self, model: nn.Module, batch: Any, ids: Any, phase: Phase, generator: torch.Generator
+    ) -> Stats:
+        """What the method needs, if this step scores; at the first call all of it, as a dry run."""
+        needs = self.method.needs - {"irreducible_loss"}
+        measured: dict[str, Tensor] = {}
+        if needs and (phase.score or not self._checked):
+            seed = core.draw_seed(generator) if needs & core.MONTE_CARLO else 0
+            body, rows = data.without_index(batch), len(ids)
+            if self._checked:
+                measured = self.scorer.measure(model, body, rows, needs, seed=seed)
+            else:
+                measured, flops = self.scorer.dry_run(
+                    model, body, rows, needs, seed=seed, discard=not phase.score
+                )
+                self.ledger.flops_per_example = flops
+        if self._reads_irreducible(phase):
+            carried = data.carried_irreducible(batch)
+            if carried is None and self.source is not None:
+                carried = self.source.losses(ids, batch, data.device_of(model))
+            assert carried is not None  # `_check_on_host` saw to it
+            measured["irreducible_loss"] = carried.float()
+        return Stats(ids, measured)
+
+    def _choose(
+        self, stats: Stats, k: int, phase: Phase, generator: torch.Generator
+    ) -> tuple[Selection, Tensor | None]:
+        if not phase.score:
+            loss_B = stats.irreducible_loss if phase.drop else None
+            limit = self._limit(phase.drop)
+            return Selection(uniform_choice(len(stats.index), k, generator, loss_B, limit)), None
+        selection, score_B = core.choose(self.method, stats, k, generator)
+        return selection, score_B if self.method.needs else None
+
+    def _limit(self, drop: float) -> float:
+        """The irreducible loss above which the share `drop` of the data lies."""
+        if drop and self._threshold is None:
+            assert isinstance(self.source, TableSource)  # checked when the selector was made
+            self._threshold = self.source.threshold(drop)
+        return self._threshold or 0.0
+
+    def _finish(self, stats: Stats, chosen: Chosen) -> None:
+        if self._unread and not self._told:
+            self._told = True
+            warnings.warn(
+                f"The method {self.method.name!r} samples by importance, but its weights were not used. "
+                "Write `loss = select.reduce(loss_B)` with one loss per example, or the gradient is "
+                "biased.",
+                stacklevel=3,
+            )
+        self._unread = chosen.weight is not None
+        self.selection, self._checked = chosen, True
+        self.log.add(self.step, chosen.index, chosen.score)
+        for tap in self.on_scores:
+            tap(self.step, stats, chosen)
+        self.step += 1
+        if self.step % self.flush_every == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the log, and tell what went wrong on the device since the last flush."""
+        self.log.flush()
+        self.guard.read()
+        self.ledger.read_events()
+        limit = self.auto_off
+        if limit is not None and not self.off and self.ledger.overhead > limit:
+            self.off = True
+            note = (
+                f"auto_off: selecting cost {self.ledger.overhead:.2f}x everything else, above the "
+                f"{limit:.2f}x allowed; uniform from step {self.step} on"
+            )
+            self.ledger.notes.append(note)
+            warnings.warn(note, stacklevel=3)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Importance weights [k] of the last selection; None if its method has none."""
+        self._unread = False
+        return None if self.selection is None else self.selection.weight
+
+    def reduce(self, loss_B: Tensor) -> Tensor:
+        """Mean of the losses of the selected rows, each times its importance weight if it has one."""
+        if loss_B.ndim != 1:
+            raise RholossError(
+                f"`select.reduce` takes one loss per selected row, shape [k], but got shape "
+                f"{tuple(loss_B.shape)}; use reduction='none'."
+            )
+        weight = self.weights
+        return loss_B.mean() if weight is None else (loss_B * weight).mean()
+
+    def mark(self, value: float) -> None:
+        """Note a figure of merit (an accuracy) with step and time, in the ledger and in the log."""
+        self.log.mark(self.ledger.mark(value))
+
+    def watch(self, loader: Iterable[Any]) -> Watched:
+        """The loader, but the ledger notes how long it is waited for."""
+        return Watched(loader, self.ledger)
+
+    def batch_sampler(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> CandidateBatches:
+        """For `DataLoader(dataset, batch_sampler=...)`: loads only n_b rows while nothing is scored."""
+
+        def choose(step: int, ids: Any) -> Tensor | None:
+            phase = self._phase(step)
+            if phase.score or (step == 0 and not self._checked):  # the dry run sees a whole batch
+                return None
+            loss_B = None
+            if phase.drop and self.source is not None:
+                loss_B = self.source.losses(ids, None, torch.device("cpu"))
+            k, generator = self._share(len(ids)), core.step_generator(self.seed, step)
+            return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
+
+        self._sampler = CandidateBatches(
+            dataset,
+            batch_size,
+            step=lambda: self.step,
+            choose=choose,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+        )
+        return self._sampler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to make the same choices."""
+        self.flush()
+        source = None if self.source is None else self.source.state_dict()
+        return {
+            "version": STATE_VERSION,
+            "method": self.method.name,
+            "seed": self.seed,
+            "step": self.step,
+            "off": self.off,
+            "not_finite": self.guard.not_finite,
+            "ledger": self.ledger.state_dict(),
+            "irreducible": source,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the state was saved; the log is cut back to that step."""
+        for name, own in (("version", STATE_VERSION), ("method", self.method.name)):
+            if state.get(name) != own:
+                raise RholossError(
+                    f"The saved state has {name} {state.get(name)!r}, but this selector has {own!r}; "
+                    "make the selector as it was when the state was saved."
+                )
+        self.seed, self.step, self.off = state["seed"], state["step"], state["off"]
+        self.guard.not_finite = state["not_finite"]
+        self.ledger.load_state_dict(state["ledger"])
+        if state["irreducible"] is not None and self.source is not None:
+            self.source.load_state_dict(state["irreducible"])
+        self.log.rewind(self.step)
+
+
+def _chosen(ids: Any, selection: Selection, score_B: Tensor | None, device: torch.device) -> Chosen:
+    position = selection.position.to(device, non_blocking=True)
+    index: Any
+    if isinstance(ids, Tensor):
+        index = ids.to(device, non_blocking=True).index_select(0, position)
+    else:
+        index = [ids[i] for i in position.tolist()]
+    score = None if score_B is None else score_B.index_select(0, selection.position)
+    return Chosen(index, position, score, selection.weight)
+
+
+def _check_arguments(
+    method: Method,
+    source: Source | None,
+    schedule: Schedule,
+    keep: float | None,
+    k: int | None,
+    flush_every: int,
+) -> None:
+    if (keep is None) == (k is None):
+        raise RholossError(
+            f"Pass either `keep` (a share) or `k` (a number), but got keep={keep} and k={k}; the paper "
+            "has keep=0.1."
+        )
+    if keep is not None and not 0 < keep <= 1:
+        raise RholossError(f"`keep` must be in (0, 1], but is {keep}; the paper has 0.1.")
+    if k is not None and k < 1:
+        raise RholossError(f"`k` must be at least 1, but is {k}.")
+    if not 1 <= flush_every <= FLUSH_STEPS:
+        raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every}.")
+    if schedule.drop and not isinstance(source, TableSource):
+        raise RholossError(
+            f"A schedule with `drop`={schedule.drop} needs a table of irreducible losses; pass "
+            "`irreducible=` what `fit_irreducible` returned, or drop=0."
+        )

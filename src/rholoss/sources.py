@@ -1,0 +1,174 @@
+"""Where irreducible losses come from while selecting: a table by id, a function, a live model.
+
+A source has `check(ids)`, which raises on the host, and `losses(ids, batch, device)`, which does not
+wait for the device. The selector takes any of them; what the loader joined to the batch comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rholoss.errors import RholossError, UnmeasuredLossError
+
+SAMPLED_ROWS = 1_000_000  # enough for a threshold; a table may have a billion rows
+DEVICE_SHARE = 0.1  # of the free device memory that a table may take
+
+
+class Source:
+    """Anything that gives irreducible losses for a batch of candidates."""
+
+    def check(self, ids: Any) -> bool:
+        """Raise on the host if an id has no finite irreducible loss; False if that cannot be known."""
+        return False
+
+    def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
+        """Irreducible losses [B] on the device; NaN where there is none."""
+        raise NotImplementedError
+
+    def update(self, batch: Any) -> None:
+        """Learn from the selected rows: what a live model does."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What a resumed run needs; nothing for a table."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+
+
+class Table(Protocol):
+    """Losses by id, as `rholoss.il.Irreducible` is."""
+
+    dense: Tensor | None
+
+    def lookup(self, ids: Any) -> Tensor:
+        """Losses [B] on the CPU; NaN where there is none."""
+
+    def check(self, ids: Any) -> None:
+        """Raise if an id has no finite loss."""
+
+
+class DenseTable:
+    """A tensor of losses by integer id."""
+
+    def __init__(self, values: Any) -> None:
+        self.dense: Tensor | None = torch.as_tensor(values, dtype=torch.float32).cpu()
+        if self.dense.ndim != 1:
+            raise RholossError(
+                f"`irreducible` must have one loss for each id, shape [N], but has shape "
+                f"{tuple(self.dense.shape)}."
+            )
+        self._values = self.dense
+
+    def lookup(self, ids: Any) -> Tensor:
+        """Losses [B]; NaN for an id that is not in the table."""
+        return _gather(self._values, torch.as_tensor(ids))
+
+    def check(self, ids: Any) -> None:
+        """Raise if an id has no finite loss."""
+        raise_unmeasured(ids, self.lookup(ids))
+
+
+def raise_unmeasured(ids: Any, loss_B: Tensor) -> None:
+    """Raise, naming some ids, if any of these irreducible losses is not finite."""
+    bad = ~loss_B.isfinite()
+    if not bad.any():
+        return
+    positions = bad.nonzero().flatten().tolist()
+    named = ", ".join(
+        str(ids[i].item() if isinstance(ids, Tensor) else ids[i]) for i in positions[:5]
+    )
+    raise UnmeasuredLossError(
+        f"{len(positions)} of {len(loss_B)} candidates have no finite irreducible loss, for instance "
+        f"ids {named}. Measure them with `rholoss il score`, or leave them out of the training set."
+    )
+
+
+def _gather(values: Tensor, ids: Tensor) -> Tensor:
+    inside = (ids >= 0) & (ids < len(values))
+    if len(values) == 0:
+        return torch.full(ids.shape, torch.nan)
+    return torch.where(inside, values[ids.clamp(0, len(values) - 1)], torch.nan)
+
+
+class TableSource(Source):
+    """A table of losses by id; goes to the device once if it is dense and fits there."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._on_device: Tensor | None = None
+
+    def check(self, ids: Any) -> bool:
+        """Raise on the host if an id has no finite irreducible loss."""
+        self.table.check(ids)
+        return True
+
+    def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
+        """Look the losses up where the ids are; nothing is copied from the device."""
+        if device.type == "cpu":
+            return self.table.lookup(ids)
+        if self._on_device is None and self._fits(device):
+            assert self.table.dense is not None
+            self._on_device = self.table.dense.to(device)
+        if self._on_device is not None and isinstance(ids, Tensor):
+            return _gather(self._on_device, ids.to(device, non_blocking=True))
+        if isinstance(ids, Tensor) and ids.device.type != "cpu":
+            raise RholossError(
+                "The irreducible losses do not fit the device and the ids are there already. Join them "
+                "in the loader: `rholoss.WithIrreducible(dataset, irreducible)`."
+            )
+        return self.table.lookup(ids).to(device, non_blocking=True)
+
+    def _fits(self, device: torch.device) -> bool:
+        dense = self.table.dense
+        if dense is None:
+            return False
+        if device.type != "cuda":
+            return True
+        return dense.numel() * 4 <= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+
+    def threshold(self, drop: float) -> float:
+        """The loss above which the share `drop` of the measured points lies."""
+        if self.table.dense is None:
+            raise RholossError(
+                f"A schedule with `drop`={drop} needs irreducible losses by integer id; these are by "
+                "string key. Use drop=0."
+            )
+        stride = max(1, len(self.table.dense) // SAMPLED_ROWS)
+        values = self.table.dense[::stride].numpy()
+        return float(np.quantile(values[np.isfinite(values)], 1 - drop))
+
+
+class FunctionSource(Source):
+    """Losses from a function of the ids."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
+        """Call the function; what it returns is checked with the scores."""
+        return torch.as_tensor(self.function(ids), dtype=torch.float32).to(
+            device, non_blocking=True
+        )
+
+
+def as_source(irreducible: Any) -> Source | None:
+    """A source from what the user passed as `irreducible`."""
+    if irreducible is None or isinstance(irreducible, Source):
+        return irreducible
+    if hasattr(irreducible, "lookup"):
+        return TableSource(irreducible)
+    if isinstance(irreducible, (Tensor, np.ndarray, list)):
+        return TableSource(DenseTable(irreducible))
+    if callable(irreducible):
+        return FunctionSource(irreducible)
+    raise RholossError(
+        f"`irreducible` is a {type(irreducible).__name__}; pass what `fit_irreducible` or "
+        "`Irreducible.load` returns, a tensor of losses by id, a function from ids to losses, or a "
+        "`LiveIrreducible`."
+    )
