@@ -1,8 +1,12 @@
 """RHO-LOSS for PyTorch: train on the points that are learnable, worth learning and not yet learnt."""
 
 from rholoss.core import Method, Selection, Stats
+from rholoss.coreset import coreset
 from rholoss.data import WithIndex, WithIrreducible
+from rholoss.il.fit import fit_irreducible
 from rholoss.il.live import LiveIrreducible
+from rholoss.il.score import score_irreducible
+from rholoss.il.store import Irreducible
 from rholoss.ledger import Ledger
 from rholoss.methods import METHODS, boltzmann
 from rholoss.schedules import annealed, constant, warm_up, window
@@ -13,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
+    "Irreducible",
     "Ledger",
     "LiveIrreducible",
     "Method",
@@ -25,6 +30,9 @@ __all__ = [
     "annealed",
     "boltzmann",
     "constant",
+    "coreset",
+    "fit_irreducible",
+    "score_irreducible",
     "warm_up",
     "window",
 ]

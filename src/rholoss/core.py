@@ -79,10 +79,10 @@ def draw_seed(generator: Generator) -> int:
 @contextmanager
 def scoring_mode(model: nn.Module, *, dropout: bool) -> Iterator[None]:
     """Eval mode, but BatchNorm (unless frozen) sees the candidates, as the paper does it."""
-    flags = [(module, module.training) for module in model.modules()]
+    whole, flags = model.training, [(module, module.training) for module in model.modules()]
     for module, trains in flags:
         live = isinstance(module, nn.modules.batchnorm._BatchNorm) or dropout
-        module.training = live and (trains or not model.training)
+        module.training = live and (trains or not whole)
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def measure(model: nn.Module, x: Tensor, y: Tensor, draws: int, seed: int) -> di
 def choose(method: Method, stats: Stats, k: int, generator: Generator) -> tuple[Selection, Tensor]:
     """Lines 4 and 5. A score that is not finite becomes -inf, so that it is never picked."""
     score_B = method.score(stats)
-    score_B = torch.where(score_B.isfinite(), score_B, -torch.inf)
+    score_B = score_B.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
     return method.pick(score_B, k, generator), score_B
 
 

@@ -47,7 +47,35 @@ def _attach(item: Any, index: Any) -> Any:
     return (index, item)
 
 
-class WithIndex(Dataset[Any]):
+class _View(Dataset[Any]):
+    """The items of `dataset`, each with a key attached."""
+
+    dataset: Any
+    ids: Any  # [rows]: an integer array, or a list of other keys
+
+    def _keys(self, positions: Sequence[int]) -> list[Any]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> Any:
+        return _attach(self.dataset[position], self._keys([position])[0])
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        # What a loader asks for: the whole batch at once, where the data set can do that.
+        fetch = getattr(self.dataset, "__getitems__", None)
+        items = fetch(positions) if fetch else [self.dataset[position] for position in positions]
+        return [_attach(*pair) for pair in zip(items, self._keys(positions), strict=True)]
+
+    def __getattr__(self, name: str) -> Any:
+        # `targets`, `classes` and the like of the data set inside.
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class WithIndex(_View):
     """A data set whose items carry their id: `(x, y)` becomes `(index, x, y)`, a dict gets "index".
 
     The id is the row of the underlying data set, also through (nested) `Subset`s, so that what was
@@ -62,47 +90,49 @@ class WithIndex(Dataset[Any]):
                 "into each item yourself (a dict item's 'index', or the first of a tuple)."
             )
         self.dataset = dataset
-        self.ids = ids_of_rows(dataset) if ids is None else ids
+        self.ids = ids_of_rows(dataset) if ids is None else _as_ids(ids)
         if len(self.ids) != len(dataset):
             raise RholossError(
                 f"`ids` has {len(self.ids)} entries, but the data set has {len(dataset)} rows; give "
                 "one id for each row."
             )
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, position: int) -> Any:
-        index = self.ids[position]
-        return _attach(
-            self.dataset[position], int(index) if isinstance(index, np.integer) else index
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        # `targets`, `classes` and the like of the data set inside.
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
+    def _keys(self, positions: Sequence[int]) -> list[Any]:
+        return _ids_at(self.ids, positions)
 
 
-class WithIrreducible(Dataset[Any]):
+class WithIrreducible(_View):
     """A `WithIndex` data set whose items also carry their irreducible loss, looked up in the loader.
 
     For tables that do not fit the device, and for string keys: the look-up then runs in the workers.
     """
 
     def __init__(self, dataset: WithIndex, irreducible: Any) -> None:
-        self.dataset, self.irreducible = dataset, irreducible
-        self.ids = dataset.ids
+        if not isinstance(dataset, WithIndex):
+            raise RholossError(
+                f"`dataset` is a {type(dataset).__name__}, whose rows have no ids; pass "
+                "`rholoss.WithIndex(dataset)`, also of a `Subset`."
+            )
+        self.dataset, self.ids, self.irreducible = dataset.dataset, dataset.ids, irreducible
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def _keys(self, positions: Sequence[int]) -> list[Any]:
+        ids = _ids_at(self.ids, positions)
+        loss = self.irreducible.lookup(ids).tolist()
+        return [Keyed(*pair) for pair in zip(ids, loss, strict=True)]
 
-    def __getitem__(self, position: int) -> Any:
-        index = self.ids[position]
-        index = int(index) if isinstance(index, np.integer) else index
-        value = float(self.irreducible.lookup([index])[0])
-        return _attach(self.dataset.dataset[position], Keyed(index, value))
+
+def _as_ids(ids: Any) -> Any:
+    """Whole numbers as an array, other keys as a list."""
+    if isinstance(ids, Tensor):
+        ids = ids.cpu().numpy()
+    whole = len(ids) > 0 and isinstance(next(iter(ids)), (int, np.integer))
+    array = np.asarray(ids) if whole else np.empty(0)
+    return array if array.dtype.kind in "iu" else list(ids)
+
+
+def _ids_at(ids: Any, positions: Sequence[int]) -> list[Any]:
+    found = [ids[position] for position in positions]
+    return [int(index) for index in found] if isinstance(ids, np.ndarray) else found
 
 
 def ids_of_rows(dataset: Any) -> Any:
@@ -111,8 +141,8 @@ def ids_of_rows(dataset: Any) -> Any:
         return dataset.ids
     if isinstance(dataset, Subset):
         inner = ids_of_rows(dataset.dataset)
-        if isinstance(inner, (np.ndarray, range)):
-            return np.asarray(inner)[np.asarray(dataset.indices, dtype=np.int64)]
+        if isinstance(inner, np.ndarray):
+            return inner[np.asarray(dataset.indices, dtype=np.int64)]
         return [inner[i] for i in dataset.indices]
     return np.arange(len(dataset))
 
@@ -121,8 +151,7 @@ def tree_map(function: Callable[[str, Any], Any], tree: Any, path: str = "batch"
     """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves."""
     if isinstance(tree, Mapping):
         mapped = {key: tree_map(function, value, f"{path}[{key!r}]") for key, value in tree.items()}
-        # A subclass (HF's BatchEncoding, UserDict) is rebuilt where its type takes a plain dict.
-        return mapped if type(tree) is dict else type(tree)(mapped)  # type: ignore[call-arg]
+        return _mapping_like(tree, mapped)
     if is_record(tree):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
         parts = {f: tree_map(function, getattr(tree, f), f"{path}.{f}") for f in fields}
@@ -131,6 +160,14 @@ def tree_map(function: Callable[[str, Any], Any], tree: Any, path: str = "batch"
         parts_ = [tree_map(function, value, f"{path}[{i}]") for i, value in enumerate(tree)]
         return type(tree)(*parts_) if hasattr(tree, "_fields") else type(tree)(parts_)
     return function(path, tree)
+
+
+def _mapping_like(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
+    """A subclass (HF's BatchEncoding, UserDict) again, where its type takes a plain dict."""
+    try:
+        return type(tree)(mapped)  # type: ignore[call-arg]
+    except TypeError:  # a defaultdict, for instance
+        return mapped
 
 
 def _is_branch(items: Sequence[Any]) -> bool:
@@ -144,8 +181,10 @@ def find_index(batch: Any) -> Any:
     """The ids of a batch: its "index" entry or field, or the first element of a tuple."""
     if isinstance(batch, Mapping):
         found = batch.get(INDEX)
-    elif is_record(batch) or hasattr(batch, "_fields"):
+    elif is_record(batch):
         found = getattr(batch, INDEX, None)
+    elif hasattr(batch, "_fields"):  # every tuple has a method `index`
+        found = batch.index if INDEX in batch._fields else None
     elif isinstance(batch, (list, tuple)) and batch:
         found = batch[0]
     else:
@@ -154,9 +193,11 @@ def find_index(batch: Any) -> Any:
     whole = isinstance(ids, Tensor) and ids.ndim == 1 and not ids.is_floating_point()
     keys = isinstance(ids, (list, tuple)) and all(isinstance(i, (str, int)) for i in ids)
     if not (whole or keys) or (isinstance(ids, Tensor) and ids.dtype == torch.bool):
-        what = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else repr(type(ids))
+        seen = "nothing" if ids is None else f"a {type(ids).__name__}"
+        if isinstance(ids, Tensor):
+            seen = f"a tensor {tuple(ids.shape)} {ids.dtype}"
         raise RholossError(
-            f"No ids were found in the batch (what stands in their place: {what}). Wrap the data set "
+            f"No ids were found in the batch ({seen} stands in their place). Wrap the data set "
             "as `rholoss.WithIndex(dataset)`; if a collator drops the ids, keep them as 'index'; or "
             "pass `index=`, a function from the batch to its ids."
         )
@@ -184,17 +225,18 @@ def without_index(batch: Any) -> Any:
 def without_irreducible(batch: Any) -> Any:
     """Take joined irreducible losses out again, so that the user gets the structure they know."""
     if isinstance(batch, Mapping) and IRREDUCIBLE in batch:
-        return type(batch)({k: v for k, v in batch.items() if k != IRREDUCIBLE})  # type: ignore[call-arg]
+        return _mapping_like(batch, {k: v for k, v in batch.items() if k != IRREDUCIBLE})
     if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Keyed):
         return type(batch)([batch[0].index, *batch[1:]])
     return batch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; copies do not block."""
+    """The batch with its tensors on the device; copies to a device do not block."""
+    ahead = device.type != "cpu"  # a copy to the host has to be there before it is read
 
     def move(path: str, leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+        return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(move, batch)
 
@@ -210,13 +252,14 @@ def take(
     """
 
     def pick(path: str, leaf: Any) -> Any:
-        if leaf is None or isinstance(leaf, (int, float, str, bytes)) or path in shared:
+        if leaf is None or isinstance(leaf, (int, float, str, bytes, np.generic)) or path in shared:
+            return leaf
+        if isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim == 0:
             return leaf
         if isinstance(leaf, Tensor):
-            if leaf.ndim == 0:
-                return leaf
             if leaf.shape[0] == rows:
-                return leaf.index_select(0, position.to(leaf.device))
+                ahead = leaf.device.type != "cpu"
+                return leaf.index_select(0, position.to(leaf.device, non_blocking=ahead))
         elif isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,):
             return leaf[position.cpu().numpy()]
         elif isinstance(leaf, (list, tuple)) and len(leaf) == rows:

@@ -18,10 +18,9 @@ class Guard:
 
     def __init__(self) -> None:
         self.not_finite = 0  # candidates that were passed over for their score, as of the last read
-        self._counts: Tensor | None = (
-            None  # [3]: irreducible losses, scores, short steps; on device
-        )
-        self._bad_id: Tensor | None = None
+        # [3]: irreducible losses, scores, short steps; on the device.
+        self._counts: Tensor | None = None
+        self._bad_id: Tensor | None = None  # [1], the last of them
 
     def observe(self, ids: Any, irreducible_B: Tensor | None, score_B: Tensor, enough: int) -> None:
         """Count one step's candidates; `enough` of them must have a finite score."""
@@ -33,11 +32,11 @@ class Guard:
             bad_il_B = ~irreducible_B.isfinite()
             num_bad_il = bad_il_B.sum()
             if isinstance(ids, Tensor):
-                first = ids.to(bad_il_B.device, non_blocking=True)[
-                    bad_il_B.to(torch.uint8).argmax()
-                ]
-                old = torch.zeros_like(first) if self._bad_id is None else self._bad_id
-                self._bad_id = torch.where(num_bad_il > 0, first, old)
+                # `index_select`, because `ids[position]` would fetch the position to the host.
+                first = bad_il_B.to(torch.uint8).argmax(0, keepdim=True)
+                bad_id = ids.to(first.device, non_blocking=True).index_select(0, first)
+                old = bad_id if self._bad_id is None else self._bad_id
+                self._bad_id = torch.where(num_bad_il > 0, bad_id, old)
         counts = torch.stack([num_bad_il, num_bad, short.long()])
         self._counts = counts if self._counts is None else self._counts + counts
 

@@ -7,6 +7,7 @@ clock never makes the training wait.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from rholoss.errors import RholossError
 from rholoss.steplog import read_log
 
 BACKWARD_FORWARDS = 2  # a backward pass costs about two forward passes
@@ -24,21 +26,28 @@ TIMES = ("scoring_seconds", "dry_run_seconds", "seconds", "loading_seconds")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether selection reached what the baseline reached in less time, irreducible losses included."""
+    """Whether selection reached what the baseline reached in less time, irreducible losses included.
+
+    A run that never reached the target has None for `seconds` and `steps`; a baseline that did not
+    has `baseline_reached` False, and the steps and seconds that it took in all.
+    """
 
     target: float
     seconds: float | None
     steps: int | None
     baseline_seconds: float
     baseline_steps: int
+    baseline_reached: bool = True
 
     @property
     def paid(self) -> bool:
         """It reached the target, and sooner."""
-        return self.seconds is not None and self.seconds < self.baseline_seconds
+        sooner = self.seconds is not None and self.seconds < self.baseline_seconds
+        return sooner or (self.seconds is not None and not self.baseline_reached)
 
     def __str__(self) -> str:
-        base = f"the baseline took {self.baseline_steps} steps, {self.baseline_seconds:.1f} s"
+        took = "took" if self.baseline_reached else "did not reach it in"
+        base = f"the baseline {took} {self.baseline_steps} steps, {self.baseline_seconds:.1f} s"
         if self.seconds is None:
             return f"did not pay: never reached {self.target:.4g}; {base}"
         word = "paid" if self.paid else "did not pay"
@@ -56,7 +65,8 @@ class Ledger:
         candidates, trained, scored: points seen as candidates, trained on, scored.
         forwards: forward passes of single points for scoring (several each with Monte-Carlo draws).
         scoring_seconds: time spent in `select`, apart from its first call, the dry run.
-        seconds: all time between the first call and now, less what was spent in `paused()`.
+        seconds: all time from the first call (or the first batch of a watched loader) to the last
+            call, mark or flush, less what was spent in `paused()`.
         loading_seconds: time waited for a watched loader.
         flops_per_example: forward FLOPs of one example, counted at the dry run (None if not scored).
         il_seconds, il_runs: what the irreducible losses cost, and how many runs share that.
@@ -77,34 +87,59 @@ class Ledger:
     flops_per_example: float | None = None
     marks: list[tuple[int, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _now: float | None = field(default=None, repr=False)
+    _now: float | None = field(default=None, repr=False)  # None while the clock stands still
+    _pauses: int = field(default=0, repr=False)
+    _device: torch.device | None = field(default=None, repr=False)  # if it has a clock of its own
     _events: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.il_runs < 1:
+            raise RholossError(
+                f"`il_runs` must be at least 1, but is {self.il_runs}: the run itself is one of those "
+                "that share the irreducible losses."
+            )
+
     def tick(self) -> None:
-        """Let the clock run on from the last tick."""
-        now = time.perf_counter()
+        """Let the clock run on from the last tick, unless it stands still."""
         if self._now is not None:
+            now = time.perf_counter()
             self.seconds += now - self._now
-        self._now = now
+            self._now = now
+
+    def start(self) -> None:
+        """Start the clock, or let it run on."""
+        self.tick()
+        if not self._pauses and self._now is None:
+            self._now = time.perf_counter()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock, for an evaluation for instance."""
-        self.tick()
+        """Stop the clock, for an evaluation for instance. Waits for the device."""
+        self._catch_up()
+        ran, self._now = self._now is not None, None
+        self._pauses += 1
         try:
             yield
         finally:
-            self._now = time.perf_counter()
+            self._pauses -= 1
+            self._now = time.perf_counter() if ran else None
+
+    def _catch_up(self) -> None:
+        """Tick when the device has done what it was told so far: that is part of the run."""
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+        self.tick()
 
     @contextlib.contextmanager
     def timed(self, device: torch.device, *, dry_run: bool = False) -> Iterator[None]:
         """Time one selection."""
-        self.tick()
+        self.start()
         if device.type == "cuda" and not dry_run:
+            self._device, stream = device, torch.cuda.current_stream(device)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            start.record(stream)
             yield
-            end.record()
+            end.record(stream)
             self._events.append((start, end))
         else:
             before = self.seconds
@@ -125,7 +160,11 @@ class Ledger:
         self.forwards += forwards
 
     def read_events(self) -> None:
-        """Add up the device's own times. Waits for the device."""
+        """Add up the device's own times, and tick. Waits for the device."""
+        self._add_up()
+        self.tick()  # the time that was waited for the device is in `seconds` too
+
+    def _add_up(self) -> None:
         for start, end in self._events:
             end.synchronize()
             self.scoring_seconds += start.elapsed_time(end) / 1000
@@ -133,7 +172,7 @@ class Ledger:
 
     def mark(self, value: float) -> dict[str, Any]:
         """Note a figure of merit, higher is better (accuracy at an evaluation), with step and time."""
-        self.tick()
+        self._catch_up()
         self.marks.append((self.steps, self.seconds, float(value)))
         return {"type": "mark", "step": self.steps, "seconds": self.seconds, "value": float(value)}
 
@@ -163,7 +202,8 @@ class Ledger:
     def break_even(self) -> float:
         """How many times fewer steps than uniform training selection must need, IL included."""
         uniform = self.uniform_seconds()
-        return (self.seconds + self.il_seconds / self.il_runs) / uniform if uniform > 0 else 1.0
+        own = self.seconds + self.il_seconds / self.il_runs
+        return own / uniform if uniform > 0 else math.inf
 
     def verdict(
         self, baseline: Ledger | str | os.PathLike[str], target: float | None = None
@@ -178,12 +218,13 @@ class Ledger:
             lines = [line for line in read_log(baseline) if line["type"] == "mark"]
             theirs, extra = [(m["step"], m["seconds"], m["value"]) for m in lines], 0.0
         if not theirs or not self.marks:
-            raise ValueError(
+            raise RholossError(
                 "A verdict needs figures of merit of both runs: call `select.mark(accuracy)` at each "
                 "evaluation."
             )
         goal = max(value for *_, value in theirs) if target is None else target
-        their_step, their_seconds, _ = next((m for m in theirs if m[2] >= goal), theirs[-1])
+        reached = next((m for m in theirs if m[2] >= goal), None)
+        their_step, their_seconds, _ = reached or theirs[-1]
         own = next((m for m in self.marks if m[2] >= goal), None)
         return Verdict(
             target=goal,
@@ -191,10 +232,11 @@ class Ledger:
             steps=None if own is None else own[0],
             baseline_seconds=their_seconds + extra,
             baseline_steps=their_step,
+            baseline_reached=reached is not None,
         )
 
     def __str__(self) -> str:
-        self.read_events()
+        self._add_up()
         share = self.scoring_seconds / self.seconds if self.seconds else 0.0
         keep = self.trained / self.candidates if self.candidates else 0.0
         parts = [
@@ -208,7 +250,7 @@ class Ledger:
             parts.append(f"{self.flops:.2e} FLOPs")
         if self.il_seconds:
             parts.append(f"IL {self.il_seconds:.1f} s over {self.il_runs} run(s)")
-        if self.scored:
+        if self.scored and math.isfinite(self.break_even()):
             parts.append(f"pays if it needs {self.break_even():.2f}x fewer steps than uniform")
         return " | ".join([*parts, *self.notes])
 
@@ -223,8 +265,9 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from counts that were saved; the time in between does not count."""
-        for name, value in state.items():
-            setattr(self, name, value)
+        for name in (*COUNTS, *TIMES, "flops_per_example"):
+            setattr(self, name, state[name])
+        self.notes = list(state["notes"])
         self.marks = [(int(s), float(t), float(v)) for s, t, v in state["marks"]]
         self._now, self._events = None, []
 
@@ -238,10 +281,16 @@ class Watched:
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
+    def __getattr__(self, name: str) -> Any:
+        # `sampler`, `dataset` and the like of the loader inside.
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
     def __iter__(self) -> Iterator[Any]:
         iterator, ledger = iter(self.loader), self.ledger
         while True:
-            ledger.tick()
+            ledger.start()
             before = ledger.seconds
             try:
                 batch = next(iterator)

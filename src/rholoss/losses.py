@@ -24,22 +24,28 @@ LossFunction = Callable[[nn.Module, Any], Tensor]
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """Positional inputs, keyword inputs and the target of a batch without ids."""
+    inputs: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    target, seen = None, f"a {type(batch).__name__}"
     if isinstance(batch, Mapping):
         key = next((key for key in TARGET_KEYS if key in batch), None)
-        if key is not None:
-            inputs = {k: v for k, v in batch.items() if k != key}
-            if len(inputs) == 1:  # one input needs no name, several have to fit the model's own
-                return tuple(inputs.values()), {}, batch[key]
-            return (), inputs, batch[key]
-        seen = f"keys {sorted(map(str, batch))}, none of {TARGET_KEYS}"
-    elif isinstance(batch, (list, tuple)) and len(batch) >= 2:
-        return tuple(batch[:-1]), {}, batch[-1]
-    else:
-        seen = f"a {type(batch).__name__}"
-    raise RholossError(
-        f"No inputs and targets were found in the batch ({seen}). Pass `loss=`, a function "
-        "(model, batch) -> [B] that returns one loss per example."
-    )
+        target = None if key is None else batch[key]
+        keywords = {k: v for k, v in batch.items() if k != key}
+        if len(keywords) == 1:  # one input needs no name, several have to fit the model's own
+            inputs, keywords = tuple(keywords.values()), {}
+        seen = f"keys {sorted(map(str, batch))}; a target is one of {', '.join(TARGET_KEYS)}"
+    elif isinstance(batch, (list, tuple)):
+        fields = getattr(batch, "_fields", [""] * len(batch))  # a named tuple may hold its ids
+        *rest, target = [v for f, v in zip(fields, batch, strict=True) if f != "index"] or [None]
+        inputs = tuple(rest)
+        seen = f"a {type(batch).__name__} of {', '.join(type(v).__name__ for v in batch)}"
+    if not isinstance(target, Tensor) or not (inputs or keywords):
+        raise RholossError(
+            f"No inputs and targets were found in the batch ({seen}). Let the loader put the targets "
+            "last, as a tensor, or pass `loss=`, a function (model, batch) -> [B] that returns one "
+            "loss per example."
+        )
+    return inputs, keywords, target
 
 
 def output_of(result: Any) -> Tensor:
@@ -86,22 +92,28 @@ def classification(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, reduction="none")
 
 
+def _by_example(output: Tensor, target: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Output and target as [B, n] in float32."""
+    if output.shape[:1] != target.shape[:1] or output.numel() != target.numel() or not output.ndim:
+        raise RholossError(
+            f"loss={name!r} needs as many outputs as targets for each example, but the model put out "
+            f"{tuple(output.shape)} and the targets are {tuple(target.shape)}. Make the target as the "
+            "output is, or pass a function (model, batch) -> [B]."
+        )
+    rows = len(output)
+    return output.reshape(rows, -1), target.to(output.dtype).reshape(rows, -1)
+
+
 def multi_label(output: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy of logits [B, ...] and targets in [0, 1], averaged over each example."""
-    loss = F.binary_cross_entropy_with_logits(output, target.float(), reduction="none")
-    return loss.flatten(1).mean(1)
+    output, target = _by_example(output, target, "multi_label")
+    return F.binary_cross_entropy_with_logits(output, target, reduction="none").mean(1)
 
 
 def regression(output: Tensor, target: Tensor) -> Tensor:
     """Squared error, averaged over each example."""
-    if output.numel() != target.numel():
-        raise RholossError(
-            f"loss='regression' needs as many outputs as targets, but the model put out "
-            f"{tuple(output.shape)} and the targets are {tuple(target.shape)}."
-        )
-    return (
-        (output.reshape(len(target), -1) - target.float().reshape(len(target), -1)).square().mean(1)
-    )
+    output, target = _by_example(output, target, "regression")
+    return (output - target).square().mean(1)
 
 
 def tokens(output: Tensor, target: Tensor) -> Tensor:
@@ -109,15 +121,22 @@ def tokens(output: Tensor, target: Tensor) -> Tensor:
 
     Tokens labelled -100 do not; an example without any has loss 0.
     """
+    if output.ndim != 3 or target.shape != output.shape[:2] or target.is_floating_point():
+        raise RholossError(
+            f"loss='tokens' and 'causal_lm' need logits [B, L, C] and integer targets [B, L], but the "
+            f"model put out {tuple(output.shape)} and the targets are {tuple(target.shape)} "
+            f"{target.dtype}. Pass another `loss`, or a function (model, batch) -> [B]."
+        )
     loss_BL = F.cross_entropy(
-        output.transpose(1, 2), target, reduction="none", ignore_index=IGNORED
-    )
+        output.flatten(0, 1), target.flatten(), reduction="none", ignore_index=IGNORED
+    ).view(target.shape)
     return loss_BL.sum(1) / (target != IGNORED).sum(1).clamp(min=1)
 
 
 def causal_lm(output: Tensor, target: Tensor) -> Tensor:
     """`tokens`, each predicted from those before it: the targets are shifted by one here."""
-    return tokens(output[:, :-1], target[:, 1:])
+    # The targets move rather than the logits, which would be copied.
+    return tokens(output, F.pad(target, (0, 1), value=IGNORED)[:, 1:])
 
 
 TASKS: dict[str, Task] = {

@@ -13,6 +13,7 @@ import dataclasses
 
 from rholoss import picks, scores
 from rholoss.core import Method
+from rholoss.errors import RholossError
 
 _ROWS = [
     Method("uniform", scores.nothing, picks.random_k, frozenset()),
@@ -52,7 +53,7 @@ def by_name(method: str | Method) -> Method:
     if isinstance(method, Method):
         return method
     if method not in METHODS:
-        raise ValueError(
+        raise RholossError(
             f"`method` is {method!r}, which is not known; choose one of {', '.join(METHODS)}, "
             "or pass a `rholoss.Method` of your own."
         )

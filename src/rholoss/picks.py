@@ -8,6 +8,7 @@ input on the host).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,12 +16,14 @@ import torch
 from torch import Generator, Tensor
 
 from rholoss.core import Selection
+from rholoss.errors import RholossError
 
 
 def _uniform(score_B: Tensor, num: int, generator: Generator) -> Tensor:
     """`num` numbers in (0, 1), drawn where the generator lives, brought to where the scores are."""
     drawn = torch.rand(num, generator=generator, device=generator.device)
-    return drawn.clamp_(min=1e-7).to(score_B.device, non_blocking=True)
+    # A copy to the host has to be waited for, or its numbers are read before they are there.
+    return drawn.clamp_(min=1e-7).to(score_B.device, non_blocking=score_B.device.type != "cpu")
 
 
 def _highest(key_B: Tensor, k: int) -> Tensor:
@@ -78,16 +81,17 @@ class SoftmaxSample:
     replacement: bool = False
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(
-                f"`temperature` must be above 0, but is {self.temperature}; for the hard choice use "
-                "the method without Boltzmann sampling."
+        if not 0 < self.temperature < math.inf:
+            raise RholossError(
+                f"`temperature` must be above 0 and finite, but is {self.temperature}; for the hard "
+                "choice use the method without Boltzmann sampling, for a random one 'uniform'."
             )
 
     def __call__(self, score_B: Tensor, k: int, generator: Generator) -> Selection:
         """Draw positions."""
-        logit_B = score_B / self.temperature
         if self.replacement:
+            # Less the highest before the division, which a low temperature would let overflow.
+            logit_B = (score_B - score_B.max()) / self.temperature
             return Selection(_draw(logit_B.softmax(0), k, generator))
         gumbel_B = -torch.log(-torch.log(_uniform(score_B, len(score_B), generator)))
-        return Selection(_highest(logit_B + gumbel_B, k))
+        return Selection(_highest(score_B + self.temperature * gumbel_B, k))

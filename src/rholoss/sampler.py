@@ -11,15 +11,18 @@ from torch.utils.data import Sampler
 
 from rholoss.core import step_generator
 from rholoss.data import ids_of_rows
+from rholoss.errors import RholossError
 from rholoss.picks import random_k
 
-EPOCHS = 2**40  # keeps the seeds of orders apart from those of steps
+EPOCHS = 2**31  # keeps the seeds of orders apart from those of steps; torch reads 32 bits of a seed
 
 
 def uniform_choice(
     rows: int, k: int, generator: torch.Generator, loss_B: Tensor | None, limit: float
 ) -> Tensor:
     """Positions of k rows at random; those with an irreducible loss above `limit` come last."""
+    if k == rows:
+        return torch.arange(rows)  # chosen already, by a sampler, and in this order
     if loss_B is None:
         return random_k(torch.zeros(rows), k, generator).position
     return random_k(torch.where(loss_B <= limit, 0.0, -torch.inf), k, generator).position
@@ -46,6 +49,13 @@ class CandidateBatches(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         self.ids = ids_of_rows(dataset)
+        smallest = batch_size if drop_last else 1
+        if batch_size < 1 or len(self.ids) < smallest:
+            raise RholossError(
+                f"`batch_size` is {batch_size} and the data set has {len(self.ids)} rows, which gives "
+                f"no candidate batch with drop_last={drop_last}; pass a data set with at least "
+                f"{max(1, smallest)} rows and a batch size of at least 1."
+            )
         self.batch_size, self.shuffle, self.drop_last, self.seed = (
             batch_size,
             shuffle,

@@ -7,8 +7,8 @@ is as before when it is done, except for BatchNorm's running statistics in mode 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,29 @@ PRECISIONS = {
 }
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without what DistributedDataParallel and `torch.compile` put around it."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:  # of `torch.compile`, whose flags are properties
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def submodules(model: nn.Module) -> list[nn.Module]:
+    """The model and all that is in it, each once; several times faster than `model.modules()`."""
+    found: dict[nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            waiting.extend(child for child in module._modules.values() if child is not None)
+    return list(found)
+
+
 @contextlib.contextmanager
 def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterator[None]:
     """Eval mode, apart from BatchNorm as `batch_norm` says and dropout if asked for.
@@ -42,8 +65,10 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
     frozen (in eval mode inside a model in train mode) stays frozen. Flags go through `__dict__`
     because `Module.__setattr__` costs more than all else that is done here.
     """
-    modules = [module.__dict__ for module in model.modules()]
-    normalises = [isinstance(module, _BatchNorm) for module in model.modules()]
+    # What `torch.compile` puts around a module has no flag of its own.
+    found = [module for module in submodules(model) if "training" in module.__dict__]
+    modules = [module.__dict__ for module in found]
+    normalises = [isinstance(module, _BatchNorm) for module in found]
     flags = [state["training"] for state in modules]
     tracked = []
     frozen_apart = model.training
@@ -80,16 +105,36 @@ def kept_random_state(device: torch.device, seed: int | None) -> Iterator[None]:
             generator.set_state(state)
 
 
+class KeptBuffer:
+    """A copy of a buffer, to see whether it moved and to put it back: changed in place or replaced."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        path, _, self.leaf = name.rpartition(".")
+        self.name, self.owner = name, model.get_submodule(path)._buffers
+        self.buffer = model.get_buffer(name)
+        self.copy = self.buffer.clone()
+
+    def moved(self) -> bool:
+        """Whether it is another than it was. Waits for the device."""
+        same = self.owner.get(self.leaf) is self.buffer
+        return not same or not torch.equal(self.buffer, self.copy)
+
+    def restore(self) -> None:
+        """Put it back as it was."""
+        with torch.no_grad():
+            self.buffer.copy_(self.copy)
+        self.owner[self.leaf] = self.buffer
+
+
 @contextlib.contextmanager
-def kept_buffers(buffers: list[Tensor]) -> Iterator[None]:
+def kept_buffers(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
     """Restore these buffers afterwards."""
-    copies = [buffer.clone() for buffer in buffers]
+    kept = [KeptBuffer(model, name) for name in names]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, copy in zip(buffers, copies, strict=True):
-                buffer.copy_(copy)
+        for buffer in kept:
+            buffer.restore()
 
 
 def own_autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
@@ -148,7 +193,7 @@ class Scorer:
         self.dtype = PRECISIONS[precision] if isinstance(precision, str) else precision
         self.compile = compile
         self.quantities = {**QUANTITIES, **(quantities or {})}
-        self._compiled: tuple[weakref.ref[nn.Module], Callable[..., Any]] | None = None
+        self._compiled: tuple[nn.Module, Callable[..., Any]] | None = None
         self._protected: list[str] = []  # buffers that the dry run found to move
 
     def measure(
@@ -165,32 +210,34 @@ class Scorer:
 
         Returns a [rows] float32 tensor for each.
         """
-        model = model.module if isinstance(model, DistributedDataParallel) else model
+        base = unwrapped(model)
+        run: Any = model.module if isinstance(model, DistributedDataParallel) else model
+        if eager or self.compile:
+            run = base if eager else self._compiled_copy(base)
         draws = self.draws if needs & MONTE_CARLO else 1
         dropout = self.dropout or draws > 1
-        device = data.device_of(model)
-        buffers = [model.get_buffer(name) for name in self._protected]
+        device = data.device_of(base)
         chunk = min(self.chunk or rows, rows)
         with (
             torch.no_grad(),
-            scoring_mode(model, batch_norm=self.batch_norm, dropout=dropout),
+            scoring_mode(base, batch_norm=self.batch_norm, dropout=dropout),
             kept_random_state(device, seed if dropout else None),
-            kept_buffers(buffers),
+            kept_buffers(base, self._protected),
             own_autocast(device, self.dtype),
         ):
-            run = model if eager or not self.compile else self._compiled_copy(model)
             if chunk == rows:
-                return self._measure(run, batch, rows, needs, draws)
+                return self.forward(run, batch, rows, needs, draws)
             parts = []
             for start in range(0, rows, chunk):
-                position = torch.arange(start, min(start + chunk, rows))
-                part = data.take(batch, position, rows, strict=False)
-                parts.append(self._measure(run, part, len(position), needs, draws))
+                stop = min(start + chunk, rows)
+                part = _cut(batch, rows, slice(start, stop))
+                parts.append(self.forward(run, part, stop - start, needs, draws))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _measure(
+    def forward(
         self, run: Any, batch: Any, rows: int, needs: frozenset[str], draws: int
     ) -> dict[str, Tensor]:
+        """The quantities of `rows` examples as the model is now: modes and random state as they are."""
         reads_output = needs - {"loss"}
         if not isinstance(self.loss, losses.Task):
             if reads_output:
@@ -225,10 +272,10 @@ class Scorer:
         return measured
 
     def _compiled_copy(self, model: nn.Module) -> Any:
-        if self._compiled is None or self._compiled[0]() is not model:
+        if self._compiled is None or self._compiled[0] is not model:
             # Its own compiled copy of the code (not of the weights): fixed shapes, no guard flips
             # between the scoring and the training pass.
-            self._compiled = (weakref.ref(model), torch.compile(model, dynamic=False))
+            self._compiled = (model, torch.compile(model, dynamic=False))
         return self._compiled[1]
 
     def dry_run(
@@ -240,40 +287,83 @@ class Scorer:
         *,
         seed: int = 0,
         discard: bool = False,
-    ) -> tuple[dict[str, Tensor], float]:
+    ) -> tuple[dict[str, Tensor], float | None]:
         """`measure` for the first time: checks what only a run can show. Waits for the device.
 
-        Returns what was measured and the forward FLOPs of one example.
+        Returns what was measured and the forward FLOPs of one example (None if they cannot be counted).
 
         Finds buffers that move although they should not, and protects them from then on. With
-        `discard` every buffer is put back, for a look ahead at scoring that starts later.
+        `discard` every buffer is put back, for a look ahead at scoring that starts later; after an
+        error too.
         """
-        model = model.module if isinstance(model, DistributedDataParallel) else model
+        base = unwrapped(model)
+        norms = {
+            name
+            for name, module in base.named_modules()
+            if isinstance(module, _BatchNorm) and (module.training or not base.training)
+        }
+        self._check_first(needs, rows, bool(norms))
+        self._protected = []
+        kept = [KeptBuffer(base, name) for name, _ in base.named_buffers()]
+        restore, protect = kept, []
+        try:
+            measured, flops = self._counted(base, batch, rows, needs, seed, kept)
+            protect = [b for b in kept if b.name.rpartition(".")[0] not in norms and b.moved()]
+            restore = kept if discard or self.batch_norm != "train" else protect
+        finally:
+            for buffer in restore:
+                buffer.restore()
+        self._protected = [buffer.name for buffer in protect]
+        if self.compile:  # here, where an error is expected and the time is not taken for scoring
+            with kept_buffers(base, [buffer.name for buffer in kept]):
+                self.measure(model, batch, rows, needs, seed=seed)
+        return measured, flops
+
+    def _check_first(self, needs: frozenset[str], rows: int, normalises: bool) -> None:
         unknown = needs - {"loss"} - set(self.quantities)
         if unknown:
             raise RholossError(
                 f"The method needs {', '.join(sorted(unknown))}, which cannot be measured; known are "
                 f"loss, irreducible_loss, {', '.join(self.quantities)}. Pass `quantities=`."
             )
-        norms = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, _BatchNorm) and (module.training or not model.training)
-        }
-        if norms and self.chunk and self.chunk < rows and self.batch_norm != "eval":
+        if normalises and self.chunk and self.chunk < rows and self.batch_norm != "eval":
             raise RholossError(
                 f"`chunk`={self.chunk} would give BatchNorm the statistics of each chunk rather than of "
                 f"all {rows} candidates, and so another choice; pass batch_norm='eval' or no `chunk`."
             )
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with FlopCounterMode(display=False) as counter:
-            measured = self.measure(model, batch, rows, needs, seed=seed, eager=True)
-        draws = self.draws if needs & MONTE_CARLO else 1
-        free = () if discard or self.batch_norm != "train" else tuple(norms)
-        for name, buffer in model.named_buffers():
-            if name.rpartition(".")[0] in free or torch.equal(buffer, before[name]):
-                continue
-            buffer.copy_(before[name])
-            if name.rpartition(".")[0] not in norms:
-                self._protected.append(name)
-        return measured, counter.get_total_flops() / rows / draws
+
+    def _counted(
+        self,
+        base: nn.Module,
+        batch: Any,
+        rows: int,
+        needs: frozenset[str],
+        seed: int,
+        kept: list[KeptBuffer],
+    ) -> tuple[dict[str, Tensor], float | None]:
+        """`measure`, eager, with the FLOPs of one example if they can be counted."""
+        dynamo = "torch._dynamo" in sys.modules  # without it nothing can have been compiled
+        with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
+            try:
+                with FlopCounterMode(display=False) as counter:
+                    measured = self.measure(base, batch, rows, needs, seed=seed, eager=True)
+                draws = self.draws if needs & MONTE_CARLO else 1
+                return measured, counter.get_total_flops() / rows / draws
+            except RholossError:
+                raise
+            except Exception:  # of the counter, which cannot count everything, or of the model
+                pass
+            for buffer in kept:
+                buffer.restore()
+            return self.measure(base, batch, rows, needs, seed=seed, eager=True), None
+
+
+def _cut(batch: Any, rows: int, part: slice) -> Any:
+    """A part of the rows. Slices, so that nothing is copied and no device is waited for."""
+
+    def cut(path: str, leaf: Any) -> Any:
+        whole = isinstance(leaf, (list, tuple)) and len(leaf) == rows
+        whole = whole or getattr(leaf, "shape", ())[:1] == (rows,)
+        return leaf[part] if whole else leaf
+
+    return data.tree_map(cut, batch)

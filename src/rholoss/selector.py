@@ -16,7 +16,7 @@ from rholoss.core import Method, Selection, Stats
 from rholoss.errors import RholossError
 from rholoss.guard import Guard
 from rholoss.ledger import Ledger, Watched
-from rholoss.losses import LossFunction
+from rholoss.losses import LossFunction, check_per_example
 from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
@@ -146,7 +146,7 @@ class Selector:
             training = data.take(batch, chosen.position, rows, self.shared)
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
-                self.source.update(training)
+                self.source.update(self._body(training))
         draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
         scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
         self.ledger.count(rows, k, scored, scored * draws)
@@ -198,9 +198,11 @@ class Selector:
         """What the method needs, if this step scores; at the first call all of it, as a dry run."""
         needs = self.method.needs - {"irreducible_loss"}
         measured: dict[str, Tensor] = {}
+        body, rows = self._body(batch), len(ids)
         if needs and (phase.score or not self._checked):
-            seed = core.draw_seed(generator) if needs & core.MONTE_CARLO else 0
-            body, rows = data.without_index(batch), len(ids)
+            # A look ahead draws nothing, so that a resumed run chooses as the first one did.
+            random = phase.score and (needs & core.MONTE_CARLO or self.scorer.dropout)
+            seed = core.draw_seed(generator) if random else 0
             if self._checked:
                 measured = self.scorer.measure(model, body, rows, needs, seed=seed)
             else:
@@ -211,10 +213,15 @@ class Selector:
         if self._reads_irreducible(phase):
             carried = data.carried_irreducible(batch)
             if carried is None and self.source is not None:
-                carried = self.source.losses(ids, batch, data.device_of(model))
-            assert carried is not None  # `_check_on_host` saw to it
+                carried = self.source.losses(ids, body, data.device_of(model))
+            carried = check_per_example(carried, rows, argument="irreducible")
             measured["irreducible_loss"] = carried.float()
         return Stats(ids, measured)
+
+    def _body(self, batch: Any) -> Any:
+        """The batch as the model's own code knows it; whoever passes `index=` gets tuples whole."""
+        whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
+        return batch if whole else data.without_index(batch)
 
     def _choose(
         self, stats: Stats, k: int, phase: Phase, generator: torch.Generator
@@ -224,6 +231,7 @@ class Selector:
             limit = self._limit(phase.drop)
             return Selection(uniform_choice(len(stats.index), k, generator, loss_B, limit)), None
         selection, score_B = core.choose(self.method, stats, k, generator)
+        check_per_example(score_B, len(stats.index), argument="method.score")
         return selection, score_B if self.method.needs else None
 
     def _limit(self, drop: float) -> float:
@@ -234,7 +242,13 @@ class Selector:
         return self._threshold or 0.0
 
     def _finish(self, stats: Stats, chosen: Chosen) -> None:
-        if self._unread and not self._told:
+        forgotten, self._unread = self._unread and not self._told, chosen.weight is not None
+        self.selection, self._checked = chosen, True
+        self.log.add(self.step, chosen.index, chosen.score)
+        self.step += 1
+        for tap in self.on_scores:
+            tap(self.step - 1, stats, chosen)
+        if forgotten:
             self._told = True
             warnings.warn(
                 f"The method {self.method.name!r} samples by importance, but its weights were not used. "
@@ -242,20 +256,14 @@ class Selector:
                 "biased.",
                 stacklevel=3,
             )
-        self._unread = chosen.weight is not None
-        self.selection, self._checked = chosen, True
-        self.log.add(self.step, chosen.index, chosen.score)
-        for tap in self.on_scores:
-            tap(self.step, stats, chosen)
-        self.step += 1
         if self.step % self.flush_every == 0:
             self.flush()
 
     def flush(self) -> None:
         """Write the log, and tell what went wrong on the device since the last flush."""
         self.log.flush()
-        self.guard.read()
         self.ledger.read_events()
+        self.guard.read()
         limit = self.auto_off
         if limit is not None and not self.off and self.ledger.overhead > limit:
             self.off = True
@@ -264,7 +272,7 @@ class Selector:
                 f"{limit:.2f}x allowed; uniform from step {self.step} on"
             )
             self.ledger.notes.append(note)
-            warnings.warn(note, stacklevel=3)
+            warnings.warn(note, stacklevel=4)
 
     @property
     def weights(self) -> Tensor | None:
@@ -339,16 +347,19 @@ class Selector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was saved; the log is cut back to that step."""
-        for name, own in (("version", STATE_VERSION), ("method", self.method.name)):
-            if state.get(name) != own:
+        live = self.source is not None and self.source.state_dict() is not None
+        saved = {**state, "live model": state.get("irreducible") is not None}
+        own = {"version": STATE_VERSION, "method": self.method.name, "live model": live}
+        for name in own:
+            if saved.get(name) != own[name]:
                 raise RholossError(
-                    f"The saved state has {name} {state.get(name)!r}, but this selector has {own!r}; "
-                    "make the selector as it was when the state was saved."
+                    f"The saved state has {name} {saved.get(name)!r}, but this selector has "
+                    f"{own[name]!r}; make the selector as it was when the state was saved."
                 )
         self.seed, self.step, self.off = state["seed"], state["step"], state["off"]
         self.guard.not_finite = state["not_finite"]
         self.ledger.load_state_dict(state["ledger"])
-        if state["irreducible"] is not None and self.source is not None:
+        if self.source is not None and live:
             self.source.load_state_dict(state["irreducible"])
         self.log.rewind(self.step)
 
@@ -373,10 +384,7 @@ def _check_arguments(
     flush_every: int,
 ) -> None:
     if (keep is None) == (k is None):
-        raise RholossError(
-            f"Pass either `keep` (a share) or `k` (a number), but got keep={keep} and k={k}; the paper "
-            "has keep=0.1."
-        )
+        raise RholossError(f"Pass `keep` (a share) or `k` (a number); got keep={keep} and k={k}.")
     if keep is not None and not 0 < keep <= 1:
         raise RholossError(f"`keep` must be in (0, 1], but is {keep}; the paper has 0.1.")
     if k is not None and k < 1:

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rholoss.errors import RholossError, UnmeasuredLossError
+from rholoss.losses import check_per_example
 
 SAMPLED_ROWS = 1_000_000  # enough for a threshold; a table may have a billion rows
 DEVICE_SHARE = 0.1  # of the free device memory that a table may take
@@ -27,7 +28,7 @@ class Source:
         return False
 
     def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
-        """Irreducible losses [B] on the device; NaN where there is none."""
+        """Irreducible losses [B] on the device; NaN where there is none. The batch has no ids."""
         raise NotImplementedError
 
     def update(self, batch: Any) -> None:
@@ -67,6 +68,11 @@ class DenseTable:
 
     def lookup(self, ids: Any) -> Tensor:
         """Losses [B]; NaN for an id that is not in the table."""
+        if not isinstance(ids, Tensor) and any(isinstance(i, str) for i in ids):
+            raise RholossError(
+                f"`irreducible` is a table by integer id, but the ids are strings, {ids[0]!r} for "
+                "instance; pass `Irreducible.from_losses(losses, ids=keys)`."
+            )
         return _gather(self._values, torch.as_tensor(ids))
 
     def check(self, ids: Any) -> None:
@@ -90,9 +96,10 @@ def raise_unmeasured(ids: Any, loss_B: Tensor) -> None:
 
 
 def _gather(values: Tensor, ids: Tensor) -> Tensor:
+    ids = ids.long()  # bytes would be taken for a mask
     inside = (ids >= 0) & (ids < len(values))
     if len(values) == 0:
-        return torch.full(ids.shape, torch.nan)
+        return torch.full(ids.shape, torch.nan, device=ids.device)
     return torch.where(inside, values[ids.clamp(0, len(values) - 1)], torch.nan)
 
 
@@ -102,6 +109,7 @@ class TableSource(Source):
     def __init__(self, table: Table) -> None:
         self.table = table
         self._on_device: Tensor | None = None
+        self._asked: torch.device | None = None  # for which it was decided whether the table fits
 
     def check(self, ids: Any) -> bool:
         """Raise on the host if an id has no finite irreducible loss."""
@@ -112,9 +120,10 @@ class TableSource(Source):
         """Look the losses up where the ids are; nothing is copied from the device."""
         if device.type == "cpu":
             return self.table.lookup(ids)
-        if self._on_device is None and self._fits(device):
-            assert self.table.dense is not None
-            self._on_device = self.table.dense.to(device)
+        if self._asked != device:  # once: asking for free memory is slow
+            self._asked = device
+            dense = self.table.dense if self._fits(device) else None
+            self._on_device = None if dense is None else dense.to(device)
         if self._on_device is not None and isinstance(ids, Tensor):
             return _gather(self._on_device, ids.to(device, non_blocking=True))
         if isinstance(ids, Tensor) and ids.device.type != "cpu":
@@ -151,10 +160,12 @@ class FunctionSource(Source):
         self.function = function
 
     def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
-        """Call the function; what it returns is checked with the scores."""
-        return torch.as_tensor(self.function(ids), dtype=torch.float32).to(
-            device, non_blocking=True
-        )
+        """Call the function; what it returns on the CPU is checked there."""
+        loss_B = torch.as_tensor(self.function(ids), dtype=torch.float32)
+        check_per_example(loss_B, len(ids), argument="irreducible")
+        if loss_B.device.type == "cpu":
+            raise_unmeasured(ids, loss_B)
+        return loss_B.to(device, non_blocking=device.type != "cpu")
 
 
 def as_source(irreducible: Any) -> Source | None:
@@ -165,7 +176,7 @@ def as_source(irreducible: Any) -> Source | None:
         return TableSource(irreducible)
     if isinstance(irreducible, (Tensor, np.ndarray, list)):
         return TableSource(DenseTable(irreducible))
-    if callable(irreducible):
+    if callable(irreducible) and not isinstance(irreducible, nn.Module):
         return FunctionSource(irreducible)
     raise RholossError(
         f"`irreducible` is a {type(irreducible).__name__}; pass what `fit_irreducible` or "

@@ -6,18 +6,19 @@ the training wait. Each line is whole by itself; a line that was cut off by a cr
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-
-def _numbers(values: Any, digits: int | None = None) -> list[Any]:
-    listed = values.tolist() if isinstance(values, Tensor) else list(values)
-    return listed if digits is None else [round(value, digits) for value in listed]
+DIGITS = 6  # of a score
 
 
 class StepLog:
@@ -25,57 +26,67 @@ class StepLog:
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = None if path is None else Path(path)
-        self._waiting: list[tuple[int, Any, Tensor | None]] = []
-        self._lines: list[dict[str, Any]] = []
-        self._mended = False
+        self._waiting: list[dict[str, Any]] = []
 
     def add(self, step: int, index: Any, score: Tensor | None) -> None:
         """Keep a step until the next flush."""
-        if self.path is not None:
-            self._waiting.append((step, index, score))
+        scores = {} if score is None else {"score": score}
+        self.mark({"type": "step", "step": step, "index": index, **scores})
 
     def mark(self, record: dict[str, Any]) -> None:
         """Keep a record of another kind (an evaluation, the ledger) until the next flush."""
         if self.path is not None:
-            self._lines.append(record)
+            self._waiting.append(record)
 
     def flush(self) -> None:
         """Write what is waiting."""
-        if self.path is None or not (self._waiting or self._lines):
+        if self.path is None or not self._waiting:
             return
-        steps: list[dict[str, Any]] = []
-        for step, index, score in self._waiting:
-            line: dict[str, Any] = {"type": "step", "step": step, "index": _numbers(index)}
-            if score is not None:
-                line["score"] = _numbers(score, digits=6)
-            steps.append(line)
+        lines = [json.dumps(line, default=_plain) + "\n" for line in self._waiting]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._mended:
-            _drop_partial_line(self.path)
-            self._mended = True
-        with self.path.open("a") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in steps + self._lines))
-        self._waiting, self._lines = [], []
+        with self.path.open("ab+", buffering=0) as file:
+            _append(file, "".join(lines).encode())
+        self._waiting = []
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged from this step on: a resumed run will do it again."""
-        self._waiting, self._lines = [], []
+        """Forget what was logged from this step on: a resumed run will do it again.
+
+        A mark made when so many steps were done stays: it was made before this step.
+        """
+        self._waiting = []
         if self.path is None or not self.path.exists():
             return
         temporary = self.path.with_name(self.path.name + ".tmp")
         with temporary.open("w") as file:
             for line in read_log(self.path):
-                if line["step"] < step:
+                if line["step"] < step or (line["step"] == step and line["type"] != "step"):
                     file.write(json.dumps(line) + "\n")
         os.replace(temporary, self.path)
 
 
-def _drop_partial_line(path: Path) -> None:
-    """Cut off what a crash left of a last line, so that the next one starts on a line of its own."""
-    if path.exists() and path.stat().st_size:
-        with path.open("rb+") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
+def _plain(value: Any) -> Any:
+    """Tensors and numpy's numbers as JSON has them; what is not finite, which JSON has not, is null."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, Tensor):
+        raise TypeError(f"A {type(value).__name__} cannot be logged: {value!r}")
+    listed = value.tolist()
+    if value.is_floating_point():
+        return [round(number, DIGITS) if math.isfinite(number) else None for number in listed]
+    return listed
+
+
+def _append(file: io.FileIO, content: bytes) -> None:
+    """Add whole lines behind whole lines: all of them or, if the disk is full, none."""
+    end = file.seek(0, os.SEEK_END)
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":  # a crash cut the last line off
+            file.seek(0)
+            end = file.truncate(file.read().rfind(b"\n") + 1)
+    if file.write(content) < len(content):
+        file.truncate(end)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

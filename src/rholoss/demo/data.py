@@ -31,7 +31,7 @@ PARTS = ("train", "holdout", "test")
 
 @dataclass(frozen=True)
 class Split:
-    """Images [N, 28, 28] (uint8), true labels, the labels given to the learner, and where they differ."""
+    """Images [N, 28, 28] (uint8), true labels, labels as given, and where those are wrong."""
 
     images: np.ndarray
     true: np.ndarray
@@ -57,7 +57,7 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
         return self.x[row], self.targets[row]
 
 
-def load(limit: int | None = None, noise_seed: int = NOISE_SEED) -> dict[str, Split]:
+def load(limit: int | None = None) -> dict[str, Split]:
     """The splits "train", "holdout" and "test"; a tenth of the labels of the first two is wrong.
 
     `limit` keeps the first rows of each split only (for a quick look).
@@ -65,7 +65,7 @@ def load(limit: int | None = None, noise_seed: int = NOISE_SEED) -> dict[str, Sp
     packed = resources.files("rholoss.demo").joinpath("mnist.xz").read_bytes()
     stream = io.BytesIO(lzma.decompress(packed))
     splits = {}
-    for seed, name in enumerate(PARTS, start=noise_seed):
+    for seed, name in enumerate(PARTS, start=NOISE_SEED):
         images, labels = read_idx(stream)[:limit], read_idx(stream)[:limit]
         share = 0.0 if name == "test" else NOISE
         given, wrong = uniform_noise(labels, NUM_CLASSES, share, seed=seed)
@@ -94,5 +94,7 @@ def read_idx(stream: BinaryIO) -> np.ndarray:
 
 def write_idx(stream: BinaryIO, values: np.ndarray) -> None:
     """Append an array of bytes in the idx format, which `read_idx` reads."""
-    stream.write(b"\x00\x00\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape))
+    stream.write(
+        b"\x00\x00\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    )
     stream.write(np.ascontiguousarray(values, dtype=np.uint8).tobytes())

@@ -85,7 +85,7 @@ def table_of(
         **{"loss": "given", "model": None, "split": None, "transform": None, "seconds": 0.0},
         **meta,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rholoss": importlib.metadata.version("rholoss"),
+        "rholoss": library_version(),
         "torch": torch.__version__,
     }
     il = Irreducible(torch.from_numpy(table), keys=keys, meta=about, weights=weights)
@@ -109,7 +109,15 @@ def num_rows(ids: Ids, identity: Identity | None) -> int:
     rows = int(index.max()) + 1
     if rows > LARGE_TABLE and rows > 100 * len(index):
         raise RholossError(
-            f"`ids` go up to {rows - 1:,} for only {len(index):,} points: a table by row number would be "
-            "nearly empty. Give them as strings: `[str(i) for i in ids]`."
+            f"`ids` go up to {rows - 1:,} for only {len(index):,} points: a table by row number would "
+            "be nearly empty. Give them as strings: `[str(i) for i in ids]`."
         )
     return rows if identity is None or identity.rows is None else max(rows, identity.rows)
+
+
+def library_version() -> str:
+    """The version of rholoss that is installed."""
+    try:
+        return importlib.metadata.version("rholoss")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -7,6 +7,7 @@ what it left behind is removed by the next one.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 
 from rholoss.errors import StoreError
 
@@ -157,7 +159,14 @@ def write_file(path: Path, write: Writer) -> None:
 def array_writer(values: np.ndarray, kind: str) -> Writer:
     """Writes the array as little-endian numbers."""
     wide = np.ascontiguousarray(values, DTYPE[kind])
-    return lambda file: file.write(memoryview(wide).cast("B"))
+    return lambda file: file.write(wide.data.cast("B"))
+
+
+def weights_writer(weights: Any) -> Writer:
+    """Writes tensors and numbers for `torch.load(weights_only=True)`."""
+    buffer = io.BytesIO()  # torch itself would not say that a disk is full
+    torch.save(weights, buffer)
+    return lambda file: file.write(buffer.getbuffer())
 
 
 def flush_directory(path: Path) -> None:

@@ -23,9 +23,9 @@ from rholoss.il.ids import Ids, as_ids, shown
 from rholoss.il.views import labels_of, own_randomness, rows_inside, without_ids
 
 SAMPLED = 256  # rows whose content is kept where there are no labels
-GO_ON = (
+AGAIN = (
     "Undo the change, or measure the losses again with `rholoss il fit` or `rholoss il score`; if you "
-    "know that each loss still belongs to its id, pass check='size' (the number of rows only) or 'none'."
+    "know that each loss still belongs to its id, pass "
 )
 
 
@@ -107,7 +107,7 @@ def compare_rows(stored: Mapping[str, Any], found: Identity, what: str) -> None:
     if then is not None and found.rows is not None and then != found.rows:
         raise IdentityMismatchError(
             f"{what} was made for a data set of {then:,} rows, but this one has {found.rows:,}: rows "
-            f"were added or removed, so that ids may mean other points. {GO_ON}"
+            f"were added or removed, so that ids may mean other points. {AGAIN}check='none'."
         )
 
 
@@ -147,7 +147,7 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
         details = "; ".join(some)
     raise IdentityMismatchError(
         f"{what} was made for other labels: {len(differ):,} of {len(then):,} differ ({details}). "
-        f"{change} {GO_ON}"
+        f"{change} {AGAIN}check='size' (the number of rows only)."
     )
 
 
@@ -158,5 +158,5 @@ def _compare_content(then: Mapping[Any, str], found: Identity, what: str) -> Non
         raise IdentityMismatchError(
             f"{what} was made for other data: of {len(now)} rows that were compared, {len(differ)} "
             f"differ (ids {shown(differ)}). Rows were changed or moved, or this view augments its "
-            f"items: then pass the view that was scored. {GO_ON}"
+            f"items: then pass the view that was scored. {AGAIN}check='size' (the number of rows only)."
         )

@@ -44,15 +44,17 @@ class LiveIrreducible(Source):
         """Losses [B] of the candidates under the model as it is now."""
         if data.device_of(self.model) != device:
             self.model.to(device)  # in place: the optimizer keeps its parameters
+            self.optimizer.load_state_dict(self.optimizer.state_dict())  # its state goes along
+        self.model.eval()  # whatever a framework did to it since
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            loss_B = self.loss(self.model, data.without_index(batch))
+            loss_B = self.loss(self.model, batch)
         return losses.check_per_example(loss_B, len(ids)).float()
 
     def update(self, batch: Any) -> None:
         """One step of the model's own optimizer on the selected points."""
         self.optimizer.zero_grad()
         with torch.enable_grad(), torch.autocast(data.device_of(self.model).type, enabled=False):
-            self.loss(self.model, data.without_index(batch)).mean().backward()
+            self.loss(self.model, batch).mean().backward()
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

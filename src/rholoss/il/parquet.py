@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rholoss.data import INDEX, IRREDUCIBLE
 from rholoss.errors import RholossError, StoreError
 from rholoss.il.files import replacing
-from rholoss.il.ids import Ids
+from rholoss.il.ids import as_ids
+
+if TYPE_CHECKING:
+    from rholoss.il.store import Irreducible
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -45,9 +48,17 @@ def read(path: str | os.PathLike[str], id_column: str, loss_column: str) -> tupl
     return (ids.to_numpy() if whole else ids.to_pylist()), losses
 
 
-def write(path: str | os.PathLike[str], ids: Ids, losses: np.ndarray) -> None:
-    """Write ids and losses, under a temporary name first."""
+def write(il: Irreducible, path: str | os.PathLike[str], ids: Any) -> None:
+    """Write the measured ids and their losses, under a temporary name first."""
     pyarrow, parquet = _pyarrow()
-    table = pyarrow.table({INDEX: ids, IRREDUCIBLE: losses})
+    if ids is None and il.keys is not None:
+        raise RholossError(
+            "The store keeps hashes of its string keys only; pass the keys to write as `ids`."
+        )
+    listed = as_ids(np.arange(len(il)) if ids is None else ids)
+    value_n = il.lookup(listed).numpy()
+    measured = np.flatnonzero(~np.isnan(value_n))
+    kept = [listed[i] for i in measured] if isinstance(listed, list) else listed[measured]
+    table = pyarrow.table({INDEX: kept, IRREDUCIBLE: value_n[measured]})
     with replacing(Path(path)) as temporary:
         parquet.write_table(table, temporary)

@@ -1,13 +1,28 @@
-"""Cross-fitting without holdout data: which points each member is trained on and scores."""
+"""Who is trained on what and scores whom: a holdout set, or folds of the training set itself."""
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
-from rholoss.il.ids import as_ids
+from rholoss.il.ids import as_ids, shown
+from rholoss.il.points import Points
+from rholoss.il.views import rows_inside
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model: the rows of the data that it is trained on, the places of the points it scores."""
+
+    name: str
+    train: np.ndarray
+    score: np.ndarray
+    seed: int
 
 
 def folds(ids: Any, num: int, seed: int = 0) -> np.ndarray:
@@ -19,8 +34,7 @@ def folds(ids: Any, num: int, seed: int = 0) -> np.ndarray:
     >>> folds([10, 20, 30, 10], 2).tolist()
     [0, 0, 1, 0]
     """
-    known = as_ids(ids)
-    distinct, entry = np.unique(np.asarray(known), return_inverse=True)
+    distinct, entry = np.unique(np.asarray(as_ids(ids)), return_inverse=True)
     if isinstance(num, bool) or not isinstance(num, int) or num < 2:
         raise RholossError(
             f"`folds` is {num!r}; give a whole number of at least 2, the number of models."
@@ -33,3 +47,45 @@ def folds(ids: Any, num: int, seed: int = 0) -> np.ndarray:
     # A generator of its own: the caller's random state stays as it is.
     shuffled = np.random.default_rng(seed).permutation(len(distinct))
     return (shuffled % num)[entry.reshape(-1)]
+
+
+def cross_fit(data: Any, points: Points, num: int, seed: int) -> list[Member]:
+    """For each fold a model that is trained on all other folds and scores this one."""
+    ids, wanted = np.asarray(as_ids(ids_of_rows(data), "data")), np.asarray(points.ids)
+    fold_of_row = folds(ids, num, seed)
+    distinct, first = np.unique(ids, return_index=True)
+    same_kind = ids.dtype.kind == wanted.dtype.kind
+    strange = np.flatnonzero(~np.isin(wanted, distinct)) if same_kind else np.arange(len(wanted))
+    if len(strange):
+        some = shown(wanted[strange].tolist())
+        raise RholossError(
+            f"`score` has {len(strange)} ids that `data` does not have ({some}). "
+            "With `folds`, `score` is a view of the same rows as `data`, without augmentation."
+        )
+    fold_of_point = fold_of_row[first[np.searchsorted(distinct, wanted)]]
+    members = [
+        Member(
+            f"fold-{fold}",
+            np.flatnonzero(fold_of_row != fold),
+            np.flatnonzero(fold_of_point == fold),
+            seed + fold,
+        )
+        for fold in range(num)
+    ]
+    return [member for member in members if len(member.score)]  # `score` may have a few points only
+
+
+def holdout(data: Any, points: Points, seed: int) -> list[Member]:
+    """One model that is trained on all of the holdout data and scores all points."""
+    root, rows = rows_inside(data)
+    root_scored, rows_scored = rows_inside(points.dataset)
+    # The paper's Clothing-1M run shares points on purpose, so this is no error.
+    shared = len(np.intersect1d(rows, rows_scored)) if root is root_scored else 0
+    if shared:
+        warnings.warn(
+            f"{shared} of the {len(points.ids)} points to be scored are also in the holdout data that "
+            "the model is trained on, so their irreducible losses come out too low. Take them out of "
+            "one of the two, or cross-fit with `folds=2`.",
+            stacklevel=3,
+        )
+    return [Member("model", np.arange(len(data)), np.arange(len(points.ids)), seed)]

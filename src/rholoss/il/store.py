@@ -69,13 +69,16 @@ class Irreducible:
     def __reduce__(self) -> Any:
         # Worker processes map the files again instead of receiving a copy of the table.
         if self.path is not None:
-            return _open, (self.path, self.meta)
+            return _open, (self.path.absolute(), self.meta)
         options = {"keys": self.keys, "labels": self.labels, "meta": self.meta}
         return _rebuild, (self.values, {**options, "weights": self._weights})
 
     def lookup(self, ids: Any) -> Tensor:
         """The losses of these ids, float32 [n] on the CPU; NaN where there is none."""
         row, known = self.rows_of(as_ids(ids))
+        row = np.require(
+            row, requirements=["C", "W"]
+        )  # as torch wants them: no views, not read-only
         found = self.values.index_select(0, torch.from_numpy(row))
         return found if known is None else found.masked_fill_(torch.from_numpy(~known), torch.nan)
 
@@ -84,27 +87,28 @@ class Irreducible:
         value_n = self.lookup(ids)
         if bool(value_n.isfinite().all()):
             return
-        listed = as_ids(ids)
-        known = self.rows_of(listed)[1]
-        unknown = np.zeros(len(value_n), bool) if known is None else ~known
-        infinite = value_n.isinf().numpy()
+        known = self.rows_of(as_ids(ids))[1]
+        raise UnmeasuredLossError(self._unusable(as_ids(ids), value_n.numpy(), known))
+
+    def _unusable(self, ids: Ids, value_n: np.ndarray, known: np.ndarray | None) -> str:
+        unknown = np.zeros(len(ids), bool) if known is None else ~known
         kinds = {
-            "not measured": value_n.isnan().numpy() & ~unknown,
-            "infinite": infinite,
+            "not measured": np.isnan(value_n) & ~unknown,
+            "infinite": np.isinf(value_n),
             "unknown": unknown,
         }
         parts = [
-            f"{shown([listed[i] for i in np.flatnonzero(which)[:6]])} ({why})"
+            f"{shown([ids[i] for i in np.flatnonzero(which)[:6]])} ({why})"
             for why, which in kinds.items()
             if which.any()
         ]
+        other = "integers" if self.keys is None else "strings"
+        mixed = isinstance(ids, list) != (self.keys is not None)
         where = f" --out {self.path}" if self.path else ""
-        mixed = isinstance(listed, list) != (self.keys is not None)
-        stored = "integers" if self.keys is None else "strings"
-        raise UnmeasuredLossError(
-            f"{int((~value_n.isfinite()).sum())} of {len(value_n)} ids have no usable irreducible loss: "
-            f"{'; '.join(parts)}. "
-            + (f"The stored ids are {stored}, those asked for are not. " if mixed else "")
+        return (
+            f"{np.count_nonzero(~np.isfinite(value_n))} of {len(ids)} ids have no usable irreducible "
+            f"loss: {'; '.join(parts)}. "
+            + (f"The stored ids are {other}, those asked for are not. " if mixed else "")
             + f"Measure them with `rholoss il score ...{where}` (or `rholoss.score_irreducible`) on all "
             "points that you train on, or leave these points out of the data set."
         )
@@ -137,7 +141,7 @@ class Irreducible:
         return self._weights[member]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the store to a directory. An older store there stays whole until this one is complete."""
+        """Write the store to a directory; an older one there stays whole until this one is complete."""
         writers = {"loss": files.array_writer(self.values.numpy(), "loss")}
         if self.keys is not None:
             writers["keys"] = files.array_writer(self.keys, "keys")
@@ -145,7 +149,7 @@ class Irreducible:
             writers["labels"] = files.array_writer(self.labels, "labels")
         if self._weights or "weights" in self.meta.get("files", {}):
             self.weights()
-            writers["weights"] = lambda file: torch.save(self._weights, file)
+            writers["weights"] = files.weights_writer(self._weights)
         files.write_store(Path(path), self.meta, writers)
 
     @classmethod
@@ -241,15 +245,7 @@ class Irreducible:
         """Write the measured ids and their losses to a Parquet file; string keys are given as `ids`."""
         from rholoss.il import parquet
 
-        if ids is None and self.keys is not None:
-            raise RholossError(
-                "The store keeps hashes of its string keys only; pass the keys to write as `ids`."
-            )
-        listed = as_ids(np.arange(len(self)) if ids is None else ids)
-        value_n = self.lookup(listed).numpy()
-        measured = np.flatnonzero(~np.isnan(value_n))
-        kept = [listed[i] for i in measured] if isinstance(listed, list) else listed[measured]
-        parquet.write(path, kept, value_n[measured])
+        parquet.write(self, path, ids)
 
 
 def _open(path: Path, meta: Mapping[str, Any]) -> Irreducible:
@@ -257,7 +253,7 @@ def _open(path: Path, meta: Mapping[str, Any]) -> Irreducible:
     name = files.data_file(path, meta, "loss")
     # Private: a write to the tensor never reaches the file.
     values = torch.from_file(str(name), shared=False, size=meta["rows"], dtype=torch.float32)
-    arrays = {
+    arrays: dict[str, Any] = {
         kind: np.memmap(files.data_file(path, meta, kind), files.DTYPE[kind], "r")
         for kind in ("keys", "labels")
         if kind in meta["files"]

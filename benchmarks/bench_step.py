@@ -1,0 +1,171 @@
+"""What a training step costs: uniform and RHO-LOSS, eager and as one CUDA graph, CIFAR ResNet-18.
+
+    python benchmarks/bench_step.py [--out benchmarks/results/step.jsonl] [--steps 300] [--rows NAME ...]
+
+Each row is one way to take a step, timed by events around every step, median of `--steps` (evaluation
+excluded; data resident on the device; images of CIFAR's size made at random, since no time depends on what
+they show). Prints a table with the FLOP floor and appends each row to `--out` as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from torch.nn import functional as F
+
+import rholoss as rho
+from experiments.models import ResNet18
+from rholoss.engine import CropFlip, Resident, Trainer
+
+FORWARD_FLOPS = 2 * 0.556e9  # of one image
+PEAK_FLOPS = 790e12  # bf16 matrix product measured on an H200
+ROWS = 25_000
+
+
+def resident(dtype: torch.dtype) -> Resident:
+    generator = torch.Generator().manual_seed(0)
+    return Resident(
+        torch.randint(0, 256, (ROWS, 3, 32, 32), dtype=torch.uint8, generator=generator),
+        torch.randint(0, 10, (ROWS,), generator=generator),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        augment=CropFlip(),
+        dtype=dtype,
+    )
+
+
+def events_ms(step, steps: int, warm_up: int) -> list[float]:
+    for _ in range(warm_up):
+        step()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+
+def engine(method: str, candidates: int, k: int, **options):
+    def make(steps: int):
+        model = ResNet18().to(memory_format=torch.channels_last)
+        trainer = Trainer(
+            model,
+            resident(torch.bfloat16),
+            total_steps=steps + 100,
+            method=method,
+            irreducible=torch.rand(ROWS) if method == "rho" else None,
+            candidates=candidates,
+            keep=k / candidates,
+            precision="bf16",
+            compile=True,
+            **options,
+        )
+        return lambda: trainer.train(1)
+
+    return make
+
+
+def authors_way(method: str, candidates: int, k: int):
+    """Eager float32 in the plain layout, through `Selector`, without tf32: how the authors' code runs."""
+
+    def make(steps: int):
+        data, model = resident(torch.float32), ResNet18().cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        select = rho.Selector(method, irreducible=torch.rand(ROWS), k=k)
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def step() -> None:
+            rows = torch.randint(0, ROWS, (candidates,), generator=generator, device="cuda")
+            x, y = data.batch(rows, data.draw(len(rows), generator))
+            _, x, y = select(model, (rows, x.contiguous(), y))
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def table() -> dict[str, tuple]:
+    rows = {}
+    for k, candidates in ((32, 320), (128, 512), (128, 1280)):
+        rows[f"uniform {k}"] = (engine("uniform", candidates, k), 0, k)
+        rows[f"rho {k} of {candidates}"] = (engine("rho", candidates, k), candidates, k)
+        rows[f"rho {k} of {candidates}, overlapped"] = (
+            engine("rho", candidates, k, overlap=True),
+            candidates,
+            k,
+        )
+        rows[f"rho {k} of {candidates}, eval BatchNorm"] = (
+            engine("rho", candidates, k, batch_norm="eval"),
+            candidates,
+            k,
+        )
+    rows["rho 32 of 320, eager float32"] = (authors_way("rho", 320, 32), 320, 32)
+    rows["uniform 32, eager float32"] = (authors_way("uniform", 320, 32), 0, 32)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rows", nargs="*")
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    about = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": str(datetime.date.today()),
+        "command": "python benchmarks/bench_step.py " + " ".join(sys.argv[1:]),
+    }
+    for name, (make, scored, trained) in table().items():
+        if arguments.rows and not any(name.startswith(row) for row in arguments.rows):
+            continue
+        torch.manual_seed(0)
+        started = time.perf_counter()
+        try:
+            times = events_ms(make(arguments.steps), arguments.steps, 20)
+        except Exception as error:  # the other rows still count
+            print(f"{name:40} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            continue
+        floor = FORWARD_FLOPS * (scored + 3 * trained) / PEAK_FLOPS * 1000
+        record = {
+            "row": name,
+            "ms": round(statistics.median(times), 4),
+            "p90": round(sorted(times)[int(0.9 * len(times))], 4),
+            "floor_ms": round(floor, 4),
+            "setup_s": round(time.perf_counter() - started, 1),
+            **about,
+        }
+        print(
+            f"{name:40} {record['ms']:8.3f} ms  p90 {record['p90']:.3f}  floor {floor:.3f}",
+            flush=True,
+        )
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()

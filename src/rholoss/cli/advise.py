@@ -1,0 +1,149 @@
+"""`rholoss advise`: measure the user's own model and print what selection must save to pay."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rholoss.advise import Cost, advice, costs
+from rholoss.cli import objects, options, tables
+from rholoss.cli.errors import when_stopped
+from rholoss.errors import RholossError
+from rholoss.il.store import Irreducible
+from rholoss.timing import Timings, measure
+
+COLUMNS = (
+    "k",
+    "keep",
+    "candidates",
+    "scoring\nms",
+    "training\nms",
+    "loading\nms",
+    "step\nratio",
+    "must need\nx fewer steps",
+)
+
+
+def advise(
+    model: Annotated[
+        str, typer.Option(metavar="M:MODEL", help="The model you train, or its maker.")
+    ],
+    data: Annotated[str, typer.Option(metavar="M:TRAIN", help="The data set you train on.")],
+    loss: options.Loss = "classification",
+    batch: Annotated[int, typer.Option(min=1, help="n_b, the rows that a step trains on.")] = 32,
+    device: options.Device = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of scoring: bf16, fp16 or fp32; as training if left out.")
+    ] = None,
+    train_precision: Annotated[
+        str | None, typer.Option(help="Of training: bf16, fp16 or fp32 (the default).")
+    ] = None,
+    batch_norm: Annotated[str, typer.Option(help="While scoring: train, batch or eval.")] = "train",
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Score so many candidates at a time.")
+    ] = None,
+    collate: options.Collate = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes of your loader, to work out the waiting.")
+    ] = 0,
+    il: Annotated[
+        Path | None, typer.Option("--il", metavar="DIR", help="Irreducible losses, for their cost.")
+    ] = None,
+    il_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Their cost in seconds, in place of --il.")
+    ] = None,
+    il_runs: Annotated[int, typer.Option(min=1, help="How many runs share that cost.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of uniform training, to spread it over.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to measure, about.")] = 10.0,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure your model on your machine: what does selection cost, and when does it pay?
+
+    Times scoring of k x --batch candidates, a training step (forward, backward, AdamW) on --batch
+    rows, and loading, and prints for k = 2, 3, 4, 5, 10 how many times fewer steps than uniform
+    training selection must need to come out even. k is 1 / keep. Without --workers loading comes on
+    top of each step; with them it runs beside the model. Nothing is written, and the model that you
+    name is not changed.
+
+    \b
+    Examples:
+      rholoss advise --model mytask:target --data mytask:train
+      rholoss advise --model mytask:target --data mytask:train --batch 128 \\
+                     --precision bf16 --workers 8 --il il/mytask --steps 20000
+    """
+    if il is not None and il_seconds is not None:
+        raise RholossError("--il and --il-seconds were both given; give one of them.")
+    cost = Irreducible.load(il).seconds if il is not None else il_seconds or 0.0
+    if cost and steps is None:
+        raise RholossError(
+            f"The irreducible losses cost {cost:.1f} s; pass --steps, how many steps uniform training "
+            "takes, to spread that over."
+        )
+    with when_stopped(
+        "Nothing was written. Run the command again to measure; --seconds makes it short."
+    ):
+        timings = measure(
+            objects.model(model, "--model"),
+            objects.dataset(data, "--data"),
+            loss=objects.loss(loss),
+            batch=batch,
+            device=objects.device(device),
+            precision=precision,
+            train_precision=train_precision,
+            batch_norm=batch_norm,
+            chunk=chunk,
+            collate_fn=None if collate is None else objects.function(collate, "--collate"),
+            seconds=seconds,
+            progress=not quiet,
+        )
+    table = costs(timings, workers=workers, il_seconds=cost / il_runs, steps=steps)
+    said = advice(timings, table, workers=workers)
+    if as_json:
+        typer.echo(as_text(timings, table, said))
+    else:
+        _print(timings, table, said, workers)
+
+
+def as_text(timings: Timings, table: Sequence[Cost], said: Sequence[str]) -> str:
+    """JSON; what is infinite (it can never pay) is null there."""
+    rows = [asdict(row) for row in table]
+    for row in rows:
+        row["break_even"] = None if math.isinf(row["break_even"]) else row["break_even"]
+    return json.dumps({**asdict(timings), "table": rows, "advice": list(said)}, indent=1)
+
+
+def _print(timings: Timings, table: Sequence[Cost], said: Sequence[str], workers: int) -> None:
+    waits = "on top of each step" if workers == 0 else f"beside the model, {workers} workers"
+    flops = timings.flops_per_example
+    forward = f", {flops / 1e6:.4g} MFLOPs forward a point" if flops else ""
+    typer.echo(
+        f"{timings.parameters:,} parameters{forward}, on {timings.device}; medians of "
+        f"{timings.rounds} timings\n"
+        f"uniform step: {timings.batch} rows, training {timings.training * 1e3:.2f} ms, loading "
+        f"{timings.loading[1] * 1e3:.2f} ms ({waits})"
+    )
+    rows = [
+        (
+            str(row.k),
+            f"{1 / row.k:.2f}",
+            str(row.candidates),
+            f"{row.scoring * 1e3:.2f}",
+            f"{row.training * 1e3:.2f}",
+            f"{row.loading * 1e3:.2f}",
+            f"{row.ratio:.2f}x",
+            "cannot pay" if math.isinf(row.break_even) else f"{row.break_even:.2f}x",
+        )
+        for row in table
+    ]
+    tables.show(COLUMNS, rows, numbers=COLUMNS)
+    for sentence in said:
+        typer.echo(f"- {sentence}")

@@ -1,0 +1,98 @@
+"""What a command says when it cannot go on: one line and an exit code, never a traceback.
+
+A user's error (`RholossError`, a wrong option) exits with 2, Ctrl-C with 130. Anything else is a bug
+of ours or an error inside the user's own code: its traceback is what helps, so it is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from rholoss.errors import RholossError
+
+USER_ERROR, INTERRUPTED = 2, 130
+TRACEBACK, TRACEBACK_VARIABLE = "--traceback", "RHOLOSS_TRACEBACK"
+# typer brings click with it or depends on it, as its version has it; this is the right class in both.
+UsageError: Any = typer.BadParameter.__base__
+
+
+class Stopped(Exception):
+    """The user pressed Ctrl-C; the message says how to go on."""
+
+
+@contextmanager
+def when_stopped(hint: str) -> Iterator[None]:
+    """Say after Ctrl-C how to go on from what this block was doing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"Stopped. {hint}") from None
+
+
+class Commands(TyperGroup):
+    """A group of commands that turns errors into lines and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C comes out as `Stopped`, in every version of typer."""
+        try:
+            return TyperGroup.invoke(self, ctx)
+        except KeyboardInterrupt:
+            raise Stopped("Stopped.") from None
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line and exit with its code (return the code if not `standalone_mode`)."""
+        given = list(sys.argv[1:] if args is None else args)
+        shows = TRACEBACK in given or os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0")
+        given = [word for word in given if word != TRACEBACK]  # it may stand anywhere
+        try:
+            with _one_line_warnings():
+                done = TyperGroup.main(self, given, "rholoss", complete_var, False, **extra)
+            code = done if isinstance(done, int) else 0
+        except (RholossError, Stopped, UsageError) as error:
+            if shows:
+                traceback.print_exc()
+            typer.echo(_line(error), err=True)
+            code = INTERRUPTED if isinstance(error, Stopped) else USER_ERROR
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, UsageError):
+        path = getattr(getattr(error, "ctx", None), "command_path", "rholoss")
+        said = f"Error: {error.format_message().rstrip('.')}. See `{path} --help`."
+    else:
+        said = str(error) if isinstance(error, Stopped) else f"Error: {error}"
+    return " ".join(said.split("\n"))
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Show a warning as a line of its own, without the source line that gave it."""
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        typer.echo(f"Warning: {message}", err=True)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before

@@ -1,0 +1,232 @@
+"""`rholoss il fit`, `score` and `check`: make irreducible losses, and compare them with the data."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from rholoss.cli import objects, options
+from rholoss.cli.errors import Commands, when_stopped
+from rholoss.cli.show import show
+from rholoss.cli.weights import load_weights
+from rholoss.errors import RholossError
+from rholoss.il.fit import fit_irreducible, score_irreducible
+from rholoss.il.store import Irreducible
+from rholoss.progress import clock
+
+AGAIN = "Run the same command again: models that are fitted and points that are scored were kept."
+
+il = typer.Typer(cls=Commands, rich_markup_mode=None)
+
+
+@il.callback(invoke_without_command=True)
+def group(ctx: typer.Context) -> None:
+    """Irreducible losses: what a model of holdout data cannot explain of each training point.
+
+    They are made once, kept in a directory, and reused by every later run. Each loss belongs to an
+    id. An id is the row number in the data set inside all views: row 7 of `train` is id 7 also in a
+    Subset or after shuffling. Other ids, strings for instance, come with
+    `rholoss.WithIndex(train, ids=...)`.
+
+    \b
+    Example: mytask.py holds `train` and `holdout` (data sets) and `small` (a model class).
+      rholoss il fit --holdout mytask:holdout --score mytask:train \\
+                     --model mytask:small --out il/mytask
+      rholoss il show il/mytask
+      rholoss il check il/mytask --data mytask:train
+    """
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@il.command(short_help="Train a small model and measure each training point.")
+def fit(
+    score: Annotated[
+        str,
+        typer.Option(
+            metavar="M:TRAIN", help="The points to measure: the training set, un-augmented."
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Option(metavar="M:MAKE", help="A class or function that makes a new, small model."),
+    ],
+    out: options.Out,
+    holdout: Annotated[
+        str | None,
+        typer.Option(metavar="M:HOLDOUT", help="What the model is trained on; no row of --score."),
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            help="In place of --holdout: cut --score into so many parts (2, say) and score each with a "
+            "model that was trained on the others."
+        ),
+    ] = None,
+    loss: options.Loss = "classification",
+    labels: options.Labels = None,
+    collate: options.Collate = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the holdout set, at most.")] = 100,
+    batch_size: options.BatchSize = 320,
+    patience: Annotated[
+        int, typer.Option(min=0, help="Stop after so many epochs without a lower loss; 0: never.")
+    ] = 5,
+    check_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Decide on so many points rather than all of --score (faster)."),
+    ] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-3,
+    device: options.Device = None,
+    seed: Annotated[int, typer.Option(help="Of weights, order and folds.")] = 0,
+    workers: options.Workers = 0,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a small model on holdout data and measure the irreducible loss of each training point.
+
+    The weights of lowest loss on the points to be measured are kept (not of highest accuracy, and
+    chosen on no test set). An epoch here is one pass over the holdout set. A run that was cut off
+    goes on where it stopped if you run the same command again.
+
+    Objects are named as module:attribute; modules of the current directory are found. A data set
+    is taken as it is, or called if it is a function or class without arguments.
+
+    \b
+    Examples:
+      rholoss il fit --holdout mytask:holdout --score mytask:train \\
+                     --model mytask:small --out il/mytask
+      rholoss il fit --folds 2 --score mytask:train --model mytask:small --out il/mytask
+    """
+    if (holdout is None) == (folds is None):
+        raise RholossError(
+            f"--holdout is {holdout} and --folds is {folds}; give one of them: --holdout M:HOLDOUT if "
+            "you have data that is not trained on, else --folds 2."
+        )
+    if not (math.isfinite(lr) and lr > 0):
+        raise RholossError(f"--lr is {lr}; give a number above 0, e.g. 0.001.")
+    make, points = objects.factory(model, "--model"), objects.dataset(score, "--score")
+    trained_on = points if holdout is None else objects.dataset(holdout, "--holdout")
+    with when_stopped(AGAIN):
+        made = fit_irreducible(
+            make,
+            trained_on,
+            score=points,
+            folds=folds,
+            loss=objects.loss(loss),
+            optimizer=functools.partial(torch.optim.AdamW, lr=lr),
+            epochs=epochs,
+            batch_size=batch_size,
+            patience=patience or None,
+            check_rows=check_rows,
+            device=objects.device(device),
+            seed=seed,
+            num_workers=workers,
+            collate_fn=None if collate is None else objects.function(collate, "--collate"),
+            labels=None if labels is None else objects.labels(labels, "--labels"),
+            out=out,
+            progress=not quiet,
+        )
+    _report(made, out)
+
+
+@il.command(short_help="Measure with a model that is fitted already.")
+def score(
+    model: Annotated[
+        str, typer.Option(metavar="M:MODEL", help="The fitted model, or what makes one.")
+    ],
+    data: Annotated[
+        str, typer.Option(metavar="M:TRAIN", help="The points to measure, un-augmented.")
+    ],
+    out: options.Out,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Weights for the model: a .safetensors file, or a file of torch.save; no code in it "
+            "is run.",
+        ),
+    ] = None,
+    loss: options.Loss = "classification",
+    labels: options.Labels = None,
+    collate: options.Collate = None,
+    batch_size: options.BatchSize = 320,
+    device: options.Device = None,
+    workers: options.Workers = 0,
+    seconds: Annotated[
+        float, typer.Option(help="What training the model cost, for the ledger's accounts.")
+    ] = 0.0,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure irreducible losses with a model that is fitted already.
+
+    The model must not have been trained on these points: their losses would be too low. Each point
+    is measured once, in eval mode.
+
+    \b
+    Example:
+      rholoss il score --model mytask:small --weights small.safetensors \\
+                       --data mytask:train --out il/mytask
+    """
+    made, points = objects.model(model, "--model"), objects.dataset(data, "--data")
+    if weights is not None:
+        load_weights(made, weights)
+    where = objects.device(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with when_stopped(AGAIN):
+        measured = score_irreducible(
+            made,
+            points,
+            loss=objects.loss(loss),
+            labels=None if labels is None else objects.labels(labels, "--labels"),
+            batch_size=batch_size,
+            device=where,
+            num_workers=workers,
+            collate_fn=None if collate is None else objects.function(collate, "--collate"),
+            out=out,
+            seconds=seconds,
+            progress=not quiet,
+        )
+    _report(measured, out)
+
+
+@il.command(short_help="Do the losses belong to this data set?")
+def check(
+    store: options.Store,
+    data: Annotated[str, typer.Option(metavar="M:TRAIN", help="The data set to train on.")],
+    labels: options.Labels = None,
+    how: Annotated[
+        str, typer.Option("--check", help="full: rows, labels (or content), ids; size: rows alone.")
+    ] = "full",
+) -> None:
+    """Compare stored losses with a data set: exit code 0 if they belong together, else 2.
+
+    A changed label, a moved or a missing row would give points the losses of others.
+
+    \b
+    Example:
+      rholoss il check il/mytask --data mytask:train
+    """
+    points = objects.dataset(data, "--data")
+    given = None if labels is None else objects.labels(labels, "--labels")
+    found = Irreducible.load(store, points, labels=given, check=how)
+    compared = "labels" if found.labels is not None else "content"
+    if how != "full" or not found.meta.get("identity"):
+        compared = "number"
+    typer.echo(f"{store} belongs to {data}: {len(points):,} rows, {compared} compared.")
+
+
+il.command(short_help="What is in a directory of losses.")(show)
+
+
+def _report(made: Irreducible, out: Path) -> None:
+    values = made.values[~made.values.isnan()]
+    typer.echo(
+        f"{out}: {len(values):,} irreducible losses, mean {float(values.mean()):.4f}, made in "
+        f"{clock(made.seconds)}.\n"
+        f"Look at them: rholoss il show {out}\n"
+        f'Use them:     il = rholoss.Irreducible.load("{out}", train)\n'
+        f'              select = rholoss.Selector("rho", irreducible=il, keep=0.1)'
+    )

@@ -1,0 +1,199 @@
+"""The user's own objects by import path: `module:attribute`, as uvicorn does it.
+
+A data set is taken as it is if it has rows (`__getitem__`), else it is called without arguments. A
+model is a factory, a class or a function that makes one; a ready `nn.Module` is taken where no new
+ones have to be made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from rholoss import losses
+from rholoss.data import ids_of_rows
+from rholoss.errors import RholossError
+from rholoss.il.ids import Ids, as_ids
+
+SEE_WHERE = "Add --traceback to see where."
+
+
+def load(path: str, option: str) -> Any:
+    """The object that `module:attribute` names; the current directory is importable."""
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise RholossError(
+            f"{option} is {path!r}; give it as module:attribute, e.g. mytask:train for `train` in "
+            "mytask.py."
+        )
+    if module_name.endswith(".py") or os.sep in module_name:
+        dotted = module_name.removesuffix(".py").strip("./" + os.sep).replace(os.sep, ".")
+        raise RholossError(
+            f"{option} is {path!r}, which names a file; give the module's name: {dotted}:{attribute}."
+        )
+    found = _import(module_name, path, option)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise RholossError(_no_attribute(found, name, path, option))
+        found = getattr(found, name)
+    return found
+
+
+def _import(module_name: str, path: str, option: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise RholossError(
+                f"{option} is {path!r}, but there is no module {error.name!r} in {here} or among the "
+                "installed ones; run the command in the directory that holds it."
+            ) from None
+        raise _failed(option, path, "could not be imported", error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(option, path, "could not be imported", error) from error
+
+
+def _failed(option: str, path: str, what: str, error: BaseException) -> RholossError:
+    """The user's own code raised: which line of it, and what."""
+    if isinstance(error, RholossError):
+        return RholossError(f"{option} {path}: {error}")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    where = f" at {os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    return RholossError(
+        f"{option} {path} {what}: {type(error).__name__}: {error}{where}. {SEE_WHERE}"
+    )
+
+
+def _no_attribute(holder: Any, name: str, path: str, option: str) -> str:
+    names = [known for known in dir(holder) if not known.startswith("_")]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    what = getattr(holder, "__name__", type(holder).__name__)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "Define it there."
+    return f"{option} is {path!r}, but {what} has no attribute {name!r}. {hint}"
+
+
+def call(made: Any, path: str, option: str) -> Any:
+    """What a class or function without arguments returns."""
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        raise RholossError(
+            f"{option} {path} cannot be called without arguments ({error}); name a function without "
+            "arguments that returns it."
+        ) from None
+    except ValueError:
+        pass  # a built-in without a signature: calling it will tell
+    try:
+        return made()
+    except Exception as error:
+        raise _failed(option, path, "failed when it was called", error) from error
+
+
+def dataset(path: str, option: str) -> Any:
+    """A data set with rows, or what a function or class without arguments makes."""
+    found = load(path, option)
+    if (isinstance(found, type) or not hasattr(found, "__getitem__")) and callable(found):
+        found = call(found, path, option)
+    if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__}, which is no data set: it needs `__len__` and "
+            "`__getitem__`. Name the data set itself (not a loader), or a function that returns it."
+        )
+    return found
+
+
+def ids(points: Any) -> Ids:
+    """The id of each row of a data set."""
+    return as_ids(ids_of_rows(points), "--data")
+
+
+def factory(path: str, option: str) -> Callable[[], nn.Module]:
+    """A class or function that makes a new model at each call."""
+    found = load(path, option)
+    if isinstance(found, nn.Module):
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__} that exists already, but fitting needs new "
+            "models; name a class or a function that makes one. For a model that is fitted already use "
+            "`rholoss il score`."
+        )
+    if not callable(found):
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__}; name a class or a function that makes a "
+            "model."
+        )
+
+    def make() -> Any:
+        return call(found, path, option)
+
+    return make
+
+
+def model(path: str, option: str) -> nn.Module:
+    """A model: as it is, or made by a class or a function."""
+    found = load(path, option)
+    if not isinstance(found, nn.Module) and callable(found):
+        found = call(found, path, option)
+    if not isinstance(found, nn.Module):
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__}, not a torch.nn.Module; name a model, or a "
+            "class or a function that makes one."
+        )
+    return found
+
+
+def loss(name: str) -> str | losses.LossFunction:
+    """A task's name, or a function (model, batch) -> [B] by import path."""
+    if ":" not in name:
+        losses.by_name(name)
+        return name
+    return function(name, "--loss")
+
+
+def function(path: str, option: str) -> Callable[..., Any]:
+    """A function, as it is."""
+    found = load(path, option)
+    if not callable(found):
+        raise RholossError(f"{option} {path} is a {type(found).__name__}, not a function.")
+    return found
+
+
+def labels(path: str, option: str) -> Any:
+    """A list, array or tensor of labels, or a function that returns it."""
+    found = load(path, option)
+    if not hasattr(found, "__len__") and callable(found):
+        found = call(found, path, option)
+    if not hasattr(found, "__len__"):
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__}; name a list, array or tensor with one label "
+            "for each row."
+        )
+    return found
+
+
+def device(name: str | None) -> torch.device | None:
+    """A device that is here, or None for the default."""
+    if name is None:
+        return None
+    try:
+        where = torch.device(name)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RholossError(
+            f"--device is {name!r}, which cannot be used here ({reason}); give cpu, or leave it out."
+        ) from None
+    return where

@@ -1,0 +1,65 @@
+"""Weights of a model from a file, without running any code that is in it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rholoss.errors import RholossError
+
+NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights
+
+
+def load_weights(model: torch.nn.Module, file: Path) -> None:
+    """Put the weights of a file into the model; all of them must fit."""
+    state = read_weights(file)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        raise RholossError(
+            f"--weights {file} does not fit the model {type(model).__name__}: {' '.join(lines)} Name "
+            "the model that was saved."
+        ) from None
+
+
+def read_weights(file: Path) -> dict[str, Any]:
+    """The state dict in a safetensors file or a file of torch.save; no code is run."""
+    if not file.is_file():
+        raise RholossError(f"--weights is {file}, but there is no such file.")
+    if file.suffix == ".safetensors":
+        return _read_safetensors(file)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RholossError(
+            f"--weights {file} cannot be read as weights alone ({reason}) Save them with "
+            "`torch.save(model.state_dict(), file)` or as safetensors."
+        ) from None
+    for key in NESTED:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping):
+        raise RholossError(
+            f"--weights {file} holds a {type(state).__name__}; save `model.state_dict()` instead."
+        )
+    return dict(state)
+
+
+def _read_safetensors(file: Path) -> dict[str, Any]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise RholossError(
+            f"--weights {file} needs the package safetensors: pip install safetensors."
+        ) from None
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise RholossError(f"--weights {file} cannot be read as safetensors ({error}).") from None

@@ -1,0 +1,102 @@
+"""Offline selection: score the whole data set once with a proxy and keep the best part.
+
+With the method 'entropy' this is SVP (selection via proxy, maximum entropy; Coleman et al., 2020), which
+the paper compares with. With 'rho' and irreducible losses it is a reducible-loss filter between two
+fixed models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from rholoss import core, data, methods
+from rholoss.core import Method, Stats
+from rholoss.errors import RholossError, TooFewFiniteScoresError
+from rholoss.losses import LossFunction
+from rholoss.progress import Bar
+from rholoss.scoring import Scorer
+
+
+def coreset(
+    proxy: nn.Module,
+    dataset: Any,
+    *,
+    keep: float = 0.1,
+    method: str | Method = "entropy",
+    irreducible: Any = None,
+    loss: str | LossFunction = "classification",
+    batch_size: int = 512,
+    num_workers: int = 0,
+    draws: int = 1,
+    seed: int = 0,
+    progress: bool = True,
+) -> data.WithIndex:
+    """The share `keep` of the data set with the highest score under a trained proxy, chosen once.
+
+    Args:
+        proxy: a trained model; runs in eval mode and is left as it was.
+        dataset: as it is trained on, without augmentation.
+        irreducible: losses by id (something with `lookup`), for methods that read them.
+        draws: 1 takes the proxy's own prediction; more average Monte-Carlo dropout draws.
+
+    Returns:
+        The chosen rows, highest score first, with the ids that they have in the whole data set.
+    """
+    method = methods.by_name(method)
+    if not 0 < keep <= 1:
+        raise RholossError(f"`keep` must be in (0, 1], but is {keep}.")
+    if "irreducible_loss" in method.needs and irreducible is None:
+        raise RholossError(
+            f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
+            "`fit_irreducible` returned."
+        )
+    indexed = dataset if isinstance(dataset, data.WithIndex) else data.WithIndex(dataset)
+    if len(indexed) == 0:
+        raise RholossError("The data set is empty, so nothing can be chosen from it.")
+    scorer = Scorer(loss, batch_norm="eval", draws=draws)
+    loader = DataLoader(indexed, batch_size=batch_size, num_workers=num_workers)
+    stats = _measure_all(proxy, loader, scorer, method, irreducible, progress)
+    k = core.num_selected(len(indexed), keep)
+    selection, score_N = core.choose(method, stats, k, core.step_generator(seed, 0))
+    num_finite = int(score_N.isfinite().sum())
+    if num_finite < k:
+        raise TooFewFiniteScoresError(
+            f"Only {num_finite} of {len(indexed)} points have a finite score, but {k} are to be kept; "
+            "look at the proxy's losses, or measure the missing irreducible losses."
+        )
+    return data.WithIndex(
+        Subset(indexed.dataset, selection.position.tolist()), _ids(indexed, selection)
+    )
+
+
+def _ids(indexed: data.WithIndex, selection: core.Selection) -> list[Any]:
+    return [indexed.ids[position] for position in selection.position.tolist()]
+
+
+def _measure_all(
+    proxy: nn.Module,
+    loader: DataLoader[Any],
+    scorer: Scorer,
+    method: Method,
+    irreducible: Any,
+    progress: bool,
+) -> Stats:
+    needs, device = method.needs - {"irreducible_loss"}, data.device_of(proxy)
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in method.needs}
+    index: list[Any] = []
+    with Bar(len(loader), "scoring with the proxy", enabled=progress) as bar:
+        for step, batch in enumerate(loader):
+            ids = data.find_index(batch)
+            body = data.without_index(data.to_device(batch, device))
+            measured = scorer.measure(proxy, body, len(ids), needs, seed=step) if needs else {}
+            if "irreducible_loss" in method.needs:
+                measured["irreducible_loss"] = torch.as_tensor(irreducible.lookup(ids))
+            for name, values in measured.items():
+                parts[name].append(values.cpu())
+            index.extend(ids.tolist() if isinstance(ids, torch.Tensor) else ids)
+            bar.advance()
+    return Stats(index, {name: torch.cat(values) for name, values in parts.items()})

@@ -1,0 +1,78 @@
+"""A step as one CUDA graph: recorded once, replayed without the host."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator
+
+from rholoss.errors import RholossError
+
+WARM_UP = 3  # steps that run eagerly first: they compile, tune and make the optimizer's state
+
+
+class Captured:
+    """Runs a function of no arguments, whose tensors stay in place: eagerly at first, then as a graph.
+
+    The first calls on a CUDA device run eagerly on a side stream, as capture asks for. They are real
+    steps: nothing is run twice or put back. A function that cannot be captured runs on eagerly, and the
+    reason is told once. On the CPU it always runs eagerly.
+    """
+
+    def __init__(
+        self, body: Callable[[], None], device: torch.device, generators: Sequence[Generator] = ()
+    ) -> None:
+        self.body, self.device, self.generators = body, device, generators
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = device.type != "cuda"
+        self.why_eager = f"{device.type} has no CUDA graphs" if self.eager else ""
+        self._calls = 0
+
+    def __call__(self) -> None:
+        """One step."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.eager:
+            self.body()
+        elif self._calls < WARM_UP:
+            self._calls += 1
+            self._on_side_stream(self.body)
+        else:
+            self._capture()
+            self()
+
+    def _on_side_stream(self, body: Callable[[], None]) -> None:
+        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            body()
+        current.wait_stream(stream)
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        try:
+            # High priority: what is put on a side stream fills the gaps and does not hold it up.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device, priority=-1)):
+                self.body()
+        except torch.cuda.OutOfMemoryError as error:
+            raise RholossError(
+                "The GPU's memory does not hold one step as a graph. Reduce `candidates` or the batch, "
+                f"use precision='bf16', or keep the data on the host. ({error})"
+            ) from error
+        except RuntimeError as error:
+            torch.cuda.synchronize(self.device)
+            self.eager, self.why_eager = True, str(error).splitlines()[0]
+            warnings.warn(
+                f"The step cannot be captured as a CUDA graph and runs eagerly: {self.why_eager}",
+                stacklevel=4,
+            )
+        else:
+            self.graph = graph
+
+    def forget(self) -> None:
+        """Drop the graph: tensors that it reads have been replaced. The next calls make a new one."""
+        self.graph, self._calls = None, 0

@@ -1,0 +1,77 @@
+"""Evaluation on resident data, captured like the training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rholoss.engine.capture import Captured
+from rholoss.engine.resident import Resident
+from rholoss.losses import output_of
+from rholoss.scoring import PRECISIONS, own_autocast, scoring_mode
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss, accuracy, and accuracy by class (NaN for a class without examples)."""
+
+    loss: float
+    accuracy: float
+    per_class: list[float]
+
+
+class Evaluator:
+    """Measures a classifier on a resident data set, un-augmented, in eval mode; changes nothing.
+
+    The last batch is filled up with rows that do not count, so that all have one shape.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Resident,
+        *,
+        num_classes: int,
+        batch_size: int = 1000,
+        precision: str | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.model, self.data, self.num_classes = model, data, num_classes
+        self.dtype = PRECISIONS[precision] if precision else None
+        size = min(batch_size, len(data))
+        place = torch.arange(-(-len(data) // size) * size, device=data.device)
+        self._rows = place.clamp(max=len(data) - 1).view(-1, size)
+        self._counts = (place < len(data)).float().view(-1, size)
+        self._sums = torch.zeros(3, num_classes, device=data.device)  # loss, right, all; by class
+        self._measure = (
+            torch.compile(self._one_batch, dynamic=False) if compile else self._one_batch
+        )
+        self._run = Captured(self._body, data.device)
+
+    def _one_batch(self, rows: Tensor, counts: Tensor) -> Tensor:
+        x, y = self.data.batch(rows)
+        with own_autocast(self.data.device, self.dtype):
+            logits = output_of(self.model(x)).float()
+        loss = F.cross_entropy(logits, y, reduction="none")
+        right = (logits.argmax(1) == y).float()
+        by_class = F.one_hot(y, self.num_classes).float()
+        return torch.stack([loss * counts, right * counts, counts]) @ by_class
+
+    def _body(self) -> None:
+        self._sums.zero_()
+        with torch.no_grad(), scoring_mode(self.model, batch_norm="eval", dropout=False):
+            for rows, counts in zip(self._rows, self._counts, strict=True):
+                self._sums += self._measure(rows, counts)
+
+    def __call__(self) -> Evaluation:
+        """Evaluate the model as it is now."""
+        self._run()
+        loss, right, total = self._sums.double().cpu()
+        return Evaluation(
+            float(loss.sum() / total.sum()),
+            float(right.sum() / total.sum()),
+            (right / total).tolist(),
+        )

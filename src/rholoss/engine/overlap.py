@@ -1,0 +1,97 @@
+"""Scoring beside training: the next candidates are scored while this batch trains.
+
+A copy of the model, refreshed before each step and in low precision if asked for, scores on a side
+stream of lower priority, so that it fills what the training step leaves idle. The choice is one step
+stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rholoss.engine.step import DeviceStep
+from rholoss.scoring import submodules
+
+
+class Replica:
+    """A copy of a model for scoring. BatchNorm stays in float32.
+
+    Its BatchNorm layers have momentum 1, so that after a forward pass their running statistics are
+    those of the candidates, and `move_statistics` can do to the model what scoring with the model
+    itself would have done (`batch_norm='train'`).
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.model = copy.deepcopy(model).to(dtype)
+        self._norms: list[tuple[_BatchNorm, _BatchNorm]] = []
+        for module, original in zip(submodules(self.model), submodules(model), strict=True):
+            if isinstance(module, _BatchNorm) and isinstance(original, _BatchNorm):
+                module.float()
+                if module.momentum is not None and module.track_running_stats:
+                    self._norms.append((module, original))
+                    module.momentum = 1.0
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+        self._own = [*self.model.parameters(), *self.model.buffers()]
+        self._original = [*model.parameters(), *model.buffers()]
+
+    def refresh(self) -> None:
+        """Take over the model's weights and statistics."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._own, self._original)
+
+    def move_statistics(self) -> None:
+        """Let the candidates' statistics move the model's running ones."""
+        with torch.no_grad():
+            for copied, original in self._norms:
+                for name in ("running_mean", "running_var"):
+                    getattr(original, name).lerp_(getattr(copied, name), original.momentum)
+
+
+class OverlappedStep:
+    """`DeviceStep.select`, one step stale, with scoring on a side stream."""
+
+    def __init__(self, step: DeviceStep, dtype: torch.dtype) -> None:
+        self.step, self.replica = step, Replica(step.model, dtype)
+        self.side = torch.cuda.Stream(step.data.device, priority=0) if _is_cuda(step) else None
+        self.waiting: list[Tensor] = []  # index, x, y, score (and weight) of the chosen rows
+
+    def prime(self) -> None:
+        """Choose the first batch."""
+        self.replica.refresh()
+        self.waiting = [tensor.clone() for tensor in self._choose_next()]
+
+    def __call__(self) -> None:
+        """Train on what was chosen, and choose the next."""
+        index, x, y, score, *weight = self.waiting
+        self.replica.refresh()
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side) if self.side is not None else contextlib.nullcontext():
+            chosen = self._choose_next()
+        loss = self.step.learn(x, y, weight[0] if weight else None)
+        self.step.counters.record(index, score, loss)
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+        if self.step.scorer.batch_norm == "train":
+            self.replica.move_statistics()
+        for waiting, tensor in zip(self.waiting, chosen, strict=True):
+            waiting.copy_(tensor)
+
+    def _choose_next(self) -> list[Tensor]:
+        generator = self.step.generator()
+        index, x, y = self.step.take(self.step.order, generator)
+        selection, score_B = self.step.choose(self.replica.model, index, x, y, generator)
+        b = selection.position
+        weight: list[Any] = [] if selection.weight is None else [selection.weight]
+        return [index[b], x[b], y[b], score_B[b], *weight]
+
+
+def _is_cuda(step: DeviceStep) -> bool:
+    return step.data.device.type == "cuda"

@@ -1,0 +1,134 @@
+"""Data that lives on the device: rows are gathered by number, augmented and normalised there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from rholoss.errors import RholossError
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Random crop after padding by `pad` with zeros, and random horizontal flip."""
+
+    pad: int = 4
+    flip: bool = True
+
+
+class Resident:
+    """Inputs and targets on one device.
+
+    Args:
+        inputs: [N, ...]; images as [N, C, H, W], uint8 if they are to be normalised.
+        targets: [N].
+        ids: of the rows; by default 0, 1, 2, ...
+        mean, std: of pixels in 0..1, for each channel; None leaves the inputs as they are.
+        augment: a `CropFlip`, for images.
+        device: by default a GPU if there is one.
+        dtype: of the inputs that come out; float32 by default.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        ids: Any = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        augment: CropFlip | None = None,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+        ids = torch.as_tensor(np.arange(len(inputs)) if ids is None else ids)
+        if not len(inputs) == len(targets) == len(ids) or len(inputs) == 0:
+            raise RholossError(
+                f"`inputs`, `targets` and `ids` must have as many rows, and at least one, but have "
+                f"{len(inputs)}, {len(targets)} and {len(ids)}."
+            )
+        self.images = inputs.ndim == 4
+        if augment is not None and not self.images:
+            raise RholossError(
+                f"`augment` is for images [N, C, H, W], but `inputs` is {tuple(inputs.shape)}; pass "
+                "augment=None."
+            )
+        self.augment, self.dtype = augment, dtype
+        self.bytes = memory_needed(inputs, targets, augment)
+        _check_memory(self.bytes, self.device)
+        self.size = tuple(inputs.shape[2:])
+        if self.images:  # channels last, padded once, so that a crop is a plain gather
+            pad = augment.pad if augment else 0
+            inputs = torch.nn.functional.pad(inputs, (pad, pad, pad, pad)).permute(0, 2, 3, 1)
+        self.inputs = inputs.contiguous().to(self.device)
+        self.targets, self.ids = targets.to(self.device), ids.to(self.device)
+        self.scale, self.shift = self._affine(mean, std)
+        self.whole = torch.arange(max(self.size or (0,)), device=self.device)
+
+    def _affine(
+        self, mean: Sequence[float] | None, std: Sequence[float] | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if mean is None or std is None:
+            return None, None
+        scale = 1 / (255 * torch.tensor(std, device=self.device))
+        return scale, -torch.tensor(mean, device=self.device) * 255 * scale
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def draw(self, num: int, generator: Generator) -> Tensor | None:
+        """Random numbers for augmenting `num` rows; None if nothing is augmented."""
+        if self.augment is None:
+            return None
+        drawn = torch.rand(3, num, generator=generator, device=generator.device)
+        return drawn.to(self.device, non_blocking=True)
+
+    def batch(self, rows: Tensor, drawn: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these rows, augmented by what was drawn for them."""
+        x = self._crop(rows, drawn) if self.images else self.inputs.index_select(0, rows)
+        if self.scale is not None and self.shift is not None:
+            x = x * self.scale + self.shift
+        if self.images:
+            x = x.permute(0, 3, 1, 2)
+        return x.to(self.dtype), self.targets.index_select(0, rows)
+
+    def _crop(self, rows: Tensor, drawn: Tensor | None) -> Tensor:
+        if self.augment is None:
+            return self.inputs.index_select(0, rows)
+        height, width = self.size
+        pad, across = self.augment.pad, self.whole[:width]
+        if drawn is None:
+            return self.inputs.index_select(0, rows)[:, pad : pad + height, pad : pad + width]
+        top, left = (drawn[:2] * (2 * pad + 1)).long().clamp(max=2 * pad)
+        flip = drawn[2] < (0.5 if self.augment.flip else 0.0)
+        columns = torch.where(flip[:, None], width - 1 - across, across) + left[:, None]
+        lines = self.whole[:height] + top[:, None]
+        return self.inputs[rows[:, None, None], lines[:, :, None], columns[:, None, :]]
+
+
+def memory_needed(inputs: Tensor, targets: Tensor, augment: CropFlip | None) -> int:
+    """Bytes that a `Resident` takes on the device."""
+    per_row = inputs[0].numel() if len(inputs) else 0
+    if augment is not None and inputs.ndim == 4:
+        channels, height, width = inputs.shape[1:]
+        per_row = channels * (height + 2 * augment.pad) * (width + 2 * augment.pad)
+    return len(inputs) * (per_row * inputs.element_size() + targets.element_size() + 8)
+
+
+def _check_memory(needed: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if needed > 0.8 * free:
+        raise RholossError(
+            f"The data needs {needed / 2**30:.2f} GiB on {device}, but {free / 2**30:.2f} of "
+            f"{total / 2**30:.2f} GiB are free, and a step needs some too. Keep the data in the loader "
+            "and use `Selector`, store it as uint8, or free memory."
+        )

@@ -1,0 +1,203 @@
+"""Fit the irreducible-loss model (or one for each fold) and score each point that is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rholoss import losses
+from rholoss.errors import RholossError
+from rholoss.il import files, split
+from rholoss.il.build import library_version
+from rholoss.il.fingerprint import identify
+from rholoss.il.hashing import content_hash
+from rholoss.il.partial import Partial
+from rholoss.il.points import Loading, Points, check_items, named, points_of, positive
+from rholoss.il.score import finish, score_points
+from rholoss.il.score import score_irreducible as score_irreducible
+from rholoss.il.store import Irreducible
+from rholoss.il.train import (
+    Factory,
+    MakeModel,
+    MakeOptimizer,
+    Settings,
+    adamw,
+    fit_member,
+    new_optimizer,
+    rows_to_visit,
+)
+from rholoss.il.views import own_randomness, without_ids
+from rholoss.progress import Bar
+
+
+def fit_irreducible(
+    make_model: MakeModel,
+    data: Any,
+    *,
+    score: Any = None,
+    folds: int | None = None,
+    loss: str | losses.LossFunction = "classification",
+    optimizer: MakeOptimizer | None = None,
+    epochs: int = 100,
+    batch_size: int = 320,
+    patience: int | None = 5,
+    check_rows: int | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    num_workers: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    labels: Any = None,
+    out: Any = None,
+    keep_weights: bool = True,
+    progress: bool = True,
+) -> Irreducible:
+    """Train a (small) model on holdout data and measure the irreducible loss of each training point.
+
+    Of all epochs, the weights of lowest mean loss on the points to be scored are kept: not those of
+    highest accuracy, and chosen on no test set. With `folds`, no holdout data is needed: `data` is
+    cut by id, and each point is scored by the model that was not trained on it.
+
+    Args:
+        make_model: makes a new model; called once for each fold, with a seed of its own.
+        data: what the model is trained on (may be augmented): the holdout set, or with `folds` the
+            training set itself.
+        score: the points to be scored, without augmentation: the training set, as `WithIndex`,
+            `Subset` or as it is. With `folds` a view of the same ids as `data`, by default `data`.
+        folds: the number of models for cross-fitting, 2 or more.
+        loss: a task of `rholoss.losses`, or a function (model, batch) -> [B].
+        optimizer: makes an optimizer from parameters; by default AdamW as in the paper.
+        epochs: at most so many.
+        batch_size: of training and of scoring.
+        patience: stop after so many epochs without a lower loss; None for never.
+        check_rows: measure the loss that decides on so many of the points, evenly spaced; by default
+            on all of them.
+        device: by default a GPU if there is one.
+        seed: of weights, order and folds. The caller's random state is left alone.
+        num_workers: of the loaders.
+        collate_fn: of the loaders.
+        labels: one label for each row of `score`, where it has no `targets` or `labels`: by them a
+            later run tells whether the data changed.
+        out: a directory to save to. A run that was cut off goes on where it stopped: models that
+            were fitted are not fitted again, points that were scored not scored again.
+        keep_weights: keep the fitted weights too, see `Irreducible.weights`.
+        progress: show a progress bar.
+    """
+    numbers = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "patience": patience,
+        "check_rows": check_rows,
+    }
+    _check_arguments(make_model, score, folds, numbers)
+    if out is not None:
+        files.check_target(Path(out))
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    loading = Loading(batch_size, num_workers, collate_fn, where)
+    per_example, steps = losses.by_name(loss), optimizer or adamw
+    settings = Settings(per_example, steps, epochs, patience, check_rows, loading)
+    points, members = _plan(data, score, folds, seed)
+    with own_randomness(where):
+        check_items(points, "score")
+        identity = identify(points.dataset, labels)
+        factory = Factory(make_model, where)
+        model = factory(members[0])  # made now, because it tells whether the job is the same
+        job = {
+            "scored": identity.digest,
+            "data": identify(data, stored={}).digest,  # no content: it may be augmented
+            "loss": named(loss),
+            "numbers": [folds, seed, numbers],
+            **_about_training(model, settings),
+        }
+        partial = Partial(out, job, batch_size)
+        value_n, fits = np.full(len(points.ids), np.nan, np.float32), []
+        for number, member in enumerate(members):
+            model = model if number == 0 else factory(member)
+            title = f"model {number + 1} of {len(members)}" if folds else "irreducible-loss model"
+            fit, value_n[member.score] = _fit_and_score(
+                model, data, points, member, settings, partial, title, progress
+            )
+            fits.append(fit)
+    weights = [fit.pop("state") for fit in fits]
+    about = {"loss": named(loss), "transform": points.transform}
+    about |= _about_fits(members, folds, seed, fits)
+    kept = weights if keep_weights else None
+    return finish(value_n, points, identity, about, out=out, partial=partial, weights=kept)
+
+
+def _check_arguments(make_model: Any, score: Any, folds: Any, numbers: dict[str, Any]) -> None:
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise RholossError(
+            f"`make_model` is a {type(make_model).__name__}; give a function that makes a new model, as "
+            "in `lambda: SmallModel()`. For a model that is fitted already use "
+            "`rholoss.score_irreducible`."
+        )
+    if score is None and folds is None:
+        raise RholossError(
+            "Neither `score` nor `folds` was given. Pass `score=`, the training set, if `data` is a "
+            "holdout set; or `folds=2` if `data` is the training set itself."
+        )
+    for name, value in numbers.items():
+        if value is not None or name in ("epochs", "batch_size"):
+            positive(name, value)
+
+
+def _plan(data: Any, score: Any, folds: int | None, seed: int) -> tuple[Points, list[split.Member]]:
+    points_of(data, "data")
+    points = points_of(data if score is None else score, "score")
+    if folds is None:
+        return points, split.holdout(data, points, seed)
+    return points, split.cross_fit(data, points, folds, seed)
+
+
+def _fit_and_score(
+    model: nn.Module,
+    data: Any,
+    points: Points,
+    member: split.Member,
+    settings: Settings,
+    partial: Partial,
+    title: str,
+    progress: bool,
+) -> tuple[dict[str, Any], np.ndarray]:
+    """One member: fitted, unless an earlier run did that, and the losses of its points."""
+    fit = partial.fitted(member.name)
+    if fit is None:
+        with Bar(rows_to_visit(member, settings), f"fitting {title}", progress) as bar:
+            fit = fit_member(model, without_ids(data), points, member, settings, bar)
+        partial.keep_fitted(member.name, fit)
+    else:
+        model.load_state_dict(fit["state"])
+    with Bar(len(member.score), f"scoring with {title}", progress) as bar:
+        value_n, fit["scoring_seconds"] = score_points(
+            model, points, member.score, settings.loss, settings.loading, partial, member.name, bar
+        )
+    return fit, value_n
+
+
+def _about_training(model: nn.Module, settings: Settings) -> dict[str, Any]:
+    optimizer = new_optimizer(settings.make_optimizer, model)
+    return {
+        "model": content_hash(dict(model.state_dict())),  # structure and initial weights
+        "optimizer": f"{type(optimizer).__qualname__} {optimizer.defaults}",
+        "versions": [library_version(), torch.__version__],
+    }
+
+
+def _about_fits(
+    members: list[split.Member], folds: int | None, seed: int, fits: list[dict[str, Any]]
+) -> dict[str, Any]:
+    models = [fit.pop("model") for fit in fits]
+    how = {
+        "kind": "holdout" if folds is None else "folds",
+        "folds": folds,
+        "seed": seed,
+        "trained_on": [len(member.train) for member in members],
+        "scored": [len(member.score) for member in members],
+    }
+    seconds = sum(fit["seconds"] + fit["scoring_seconds"] for fit in fits)
+    return {"model": {**models[0], "fits": fits}, "split": how, "seconds": seconds}

@@ -1,0 +1,102 @@
+"""Work on a store that is not complete yet: a run that was cut off goes on where it stopped.
+
+It is kept in `partial/` inside the directory of the store: `job.json` says what the work is, and for
+each model there is a file of fitted weights and a file of records, one for each scored batch. A record
+has a checksum, so that one that was cut off, or never reached the disk, is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rholoss.errors import StoreError
+from rholoss.il import files
+
+
+class Partial:
+    """The unfinished work in a directory, or no such thing if `out` is None.
+
+    Work of another kind (`job` differs: other data, arguments, model) is thrown away.
+    """
+
+    def __init__(
+        self, out: str | os.PathLike[str] | None, job: Mapping[str, Any], batch_size: int
+    ) -> None:
+        self.path = None if out is None else Path(out) / files.PARTIAL
+        self.record = np.dtype([("sum", "<u4"), ("seconds", "<f8"), ("loss", "<f4", (batch_size,))])
+        if self.path is None or self._job() == json.loads(json.dumps(job)):
+            return
+        with self._told():
+            self.clear()
+            self.path.mkdir(parents=True)
+            text = json.dumps(job, indent=1).encode()
+            files.write_file(self.path / "job.json", lambda file: file.write(text))
+
+    def _job(self) -> Any:
+        try:
+            return json.loads((self.path / "job.json").read_bytes())  # type: ignore[operator]
+        except (OSError, ValueError):
+            return None
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"Unfinished work could not be kept in {self.path}: {error.strerror or error}. Free "
+                "some space and run the same command again: it goes on where it stopped."
+            ) from error
+
+    def records(self, name: str) -> np.ndarray:
+        """The batches that a model has scored so far: fields `loss` and `seconds`."""
+        if self.path is None or not (self.path / f"{name}.scored").exists():
+            return np.empty(0, self.record)
+        found = np.fromfile(self.path / f"{name}.scored", self.record)
+        whole = [zlib.crc32(row["loss"].tobytes()) == row["sum"] for row in found]
+        kept = len(whole) if all(whole) else whole.index(False)
+        with self._told():
+            os.truncate(self.path / f"{name}.scored", kept * self.record.itemsize)
+        return found[:kept]
+
+    def append(self, name: str, loss: np.ndarray, seconds: float) -> None:
+        """Keep the losses of one more batch."""
+        if self.path is None:
+            return
+        row = np.full((), 0, self.record)
+        row["loss"] = np.nan
+        row["loss"][: len(loss)] = loss
+        row["sum"], row["seconds"] = zlib.crc32(row["loss"].tobytes()), seconds
+        with self._told(), open(self.path / f"{name}.scored", "ab") as file:
+            file.write(row.tobytes())
+
+    def fitted(self, name: str) -> dict[str, Any] | None:
+        """What `keep_fitted` kept of a model."""
+        if self.path is None or not (self.path / f"{name}.pt").exists():
+            return None
+        try:
+            return torch.load(self.path / f"{name}.pt", map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError):
+            return None  # it is fitted again
+
+    def keep_fitted(self, name: str, fitted: dict[str, Any]) -> None:
+        """Keep the weights of a fitted model and what is known about it."""
+        if self.path is not None:
+            with self._told(), files.replacing(self.path / f"{name}.pt") as temporary:
+                files.write_file(temporary, files.weights_writer(fitted))
+
+    def clear(self) -> None:
+        """Throw the work away."""
+        if self.path is not None and self.path.exists():
+            shutil.rmtree(self.path)

@@ -1,0 +1,160 @@
+"""Points of a data set and batches of them: what fitting and scoring read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from rholoss import data as batch_data
+from rholoss import losses
+from rholoss.errors import RholossError
+from rholoss.il.hashing import content_hash
+from rholoss.il.ids import Ids, as_ids
+from rholoss.il.views import rows_inside, without_ids
+
+FETCHED_TWICE = 8
+
+
+@dataclass(frozen=True)
+class Points:
+    """The distinct ids of a data set, in sorted order, and a position at which each of them stands."""
+
+    dataset: Any
+    ids: Ids
+    position: np.ndarray
+
+    @property
+    def view(self) -> Any:
+        """The data set, with items that carry no id."""
+        return without_ids(self.dataset)
+
+    @property
+    def transform(self) -> str | None:
+        """What the data set says about its transform."""
+        transform = getattr(rows_inside(self.dataset)[0], "transform", None)
+        return None if transform is None else named(transform)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How batches are made and where they go."""
+
+    batch_size: int
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    device: torch.device
+
+
+class _Rows(Dataset[Any]):
+    def __init__(self, view: Any, position: np.ndarray) -> None:
+        self.view, self.position = view, position
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.view[int(self.position[place])]
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        # Some data sets (Hugging Face) fetch many rows at once much faster.
+        rows = [int(row) for row in self.position[places]]
+        fetch = getattr(self.view, "__getitems__", None)
+        return fetch(rows) if callable(fetch) else [self.view[row] for row in rows]
+
+
+def points_of(dataset: Any, argument: str) -> Points:
+    """The points of a data set, or an error if it has none."""
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not sized or isinstance(dataset, IterableDataset):
+        raise RholossError(
+            f"`{argument}` is a {type(dataset).__name__}, which has no rows to fetch by number; pass a "
+            "data set with `__len__` and `__getitem__`, not a loader or a stream."
+        )
+    if not len(dataset):
+        raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
+    ids = as_ids(batch_data.ids_of_rows(dataset), argument)
+    distinct, position = np.unique(np.asarray(ids), return_index=True)
+    return Points(dataset, distinct.tolist() if isinstance(ids, list) else distinct, position)
+
+
+def check_items(points: Points, argument: str) -> None:
+    """Fetch some items twice: what changes from one time to the next is augmented."""
+    view = points.view
+    places = np.linspace(0, len(points.ids) - 1, min(len(points.ids), FETCHED_TWICE)).astype(int)
+    for place in places:
+        id_, position = points.ids[place], int(points.position[place])
+        item = view[position]
+        if content_hash(item) != content_hash(view[position]):
+            raise RholossError(
+                f"The item of id {id_} was fetched twice and differs, so it is augmented at random. "
+                "Irreducible losses are measured un-augmented: pass a view of the same rows without "
+                f"augmentation as `{argument}`."
+            )
+        own = item.get(batch_data.INDEX, id_) if isinstance(item, Mapping) else id_
+        if own != id_:
+            raise RholossError(
+                f"The items of `{argument}` carry an 'index' of their own ({own!r} where the row is "
+                f"{id_}). Pass `rholoss.WithIndex(dataset, ids=...)` with those ids, one for each row."
+            )
+
+
+def loader_of(
+    view: Any, position: np.ndarray, loading: Loading, shuffle: Generator | None = None
+) -> DataLoader[Any]:
+    """A loader of these rows, in order or shuffled; a last batch of one row is not trained on."""
+    # BatchNorm cannot train on one row; shuffling leaves out another one each time.
+    alone = len(position) % loading.batch_size == 1 and len(position) > loading.batch_size
+    rows = _Rows(view, position)
+    return DataLoader(
+        rows,
+        batch_size=loading.batch_size,
+        # The order has a generator of its own, so that it is the same for any number of workers.
+        sampler=None if shuffle is None else RandomSampler(rows, generator=shuffle),
+        generator=Generator().manual_seed(0 if shuffle is None else shuffle.initial_seed()),
+        num_workers=loading.num_workers,
+        persistent_workers=loading.num_workers > 0 and shuffle is not None,
+        collate_fn=loading.collate_fn,
+        drop_last=shuffle is not None and alone,
+    )
+
+
+def batches(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[int, Any]]:
+    """The number of rows of each batch, and the batch on the device as the model knows it."""
+    left, size = len(loader.dataset), loader.batch_size or 1  # type: ignore[arg-type]
+    for batch in loader:
+        if isinstance(batch, Mapping):
+            batch = batch_data.without_index(batch)
+        yield min(size, left), batch_data.to_device(batch, device)
+        left -= size
+
+
+def about_model(model: nn.Module) -> dict[str, Any]:
+    """Class and number of parameters."""
+    return {
+        "class": type(model).__qualname__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def named(thing: Any) -> str:
+    """A name for a function, a loss or a transform that is the same in the next process."""
+    if isinstance(thing, str):
+        return thing
+    if isinstance(thing, losses.Task):
+        return thing.name
+    if hasattr(thing, "__qualname__"):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))[:500]
+
+
+def positive(argument: str, value: Any, least: int = 1) -> None:
+    """Raise unless the value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RholossError(f"`{argument}` is {value!r}; give a whole number of at least {least}.")

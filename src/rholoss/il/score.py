@@ -1,0 +1,199 @@
+"""Irreducible losses under a fitted model: each point once, un-augmented, in eval mode, no gradients."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from rholoss import data as batch_data
+from rholoss import losses
+from rholoss.errors import RholossError
+from rholoss.il import files
+from rholoss.il.build import library_version, table_of
+from rholoss.il.fingerprint import Identity, identify
+from rholoss.il.hashing import content_hash
+from rholoss.il.ids import shown
+from rholoss.il.partial import Partial
+from rholoss.il.points import (
+    Loading,
+    Points,
+    about_model,
+    batches,
+    check_items,
+    loader_of,
+    named,
+    points_of,
+    positive,
+)
+from rholoss.il.store import Irreducible
+from rholoss.il.views import own_randomness
+from rholoss.progress import Bar
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode; afterwards each module is in the mode that it was in."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, trains in flags:
+            module.training = trains
+
+
+def losses_of(
+    model: nn.Module, loader: DataLoader[Any], loss: losses.LossFunction, device: torch.device
+) -> Iterator[Tensor]:
+    """The losses of each batch in turn, float32 on the CPU."""
+    for rows, batch in batches(loader, device):
+        with torch.no_grad():
+            loss_B = losses.check_per_example(loss(model, batch), rows)
+        yield loss_B.detach().float().cpu()
+
+
+def score_points(
+    model: nn.Module,
+    points: Points,
+    which: np.ndarray,
+    loss: losses.LossFunction,
+    loading: Loading,
+    partial: Partial,
+    name: str,
+    bar: Bar,
+) -> tuple[np.ndarray, float]:
+    """Losses of the points at these places, and the seconds that it took, earlier runs included."""
+    records = partial.records(name)
+    done = records["loss"].reshape(-1)[: len(which)]
+    parts, seconds = [done], float(records["seconds"].sum())
+    bar.advance(len(done))
+    if len(done) < len(which):
+        rest = points.position[which[len(done) :]]
+        started = time.perf_counter()
+        with evaluating(model):
+            loader = loader_of(points.view, rest, loading)
+            for loss_B in losses_of(model, loader, loss, loading.device):
+                took, started = time.perf_counter() - started, time.perf_counter()
+                partial.append(name, loss_B.numpy(), took)
+                parts.append(loss_B.numpy())
+                seconds += took
+                bar.advance(len(loss_B), f"loss {float(loss_B.mean()):.4f}")
+    return np.concatenate(parts), seconds
+
+
+def finish(
+    value_n: np.ndarray,
+    points: Points,
+    identity: Identity,
+    meta: Mapping[str, Any],
+    *,
+    out: Any,
+    partial: Partial,
+    weights: list[dict[str, Any]] | None = None,
+) -> Irreducible:
+    """The table of all losses; saved, and mapped from there, if there is a place for it."""
+    bad = np.flatnonzero(~np.isfinite(value_n))
+    if len(bad) == len(value_n):
+        raise RholossError(
+            "No point has a finite loss under the model. Check the model's weights and the data: a loss "
+            "that is NaN or infinite cannot be used for selection."
+        )
+    if len(bad):
+        warnings.warn(
+            f"{len(bad)} of {len(value_n)} points have no finite loss under the model (ids "
+            f"{shown([points.ids[i] for i in bad[:6]])}). Selecting from them is an error: leave them "
+            "out of the data, or look at what is wrong with them.",
+            stacklevel=3,
+        )
+    il = table_of(value_n, points.ids, identity, meta, weights)
+    if out is None:
+        return il
+    il.save(out)
+    partial.clear()
+    return Irreducible.load(out)
+
+
+def score_irreducible(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    loss: str | losses.LossFunction = "classification",
+    labels: Any = None,
+    batch_size: int = 320,
+    device: str | torch.device | None = None,
+    num_workers: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    out: Any = None,
+    seconds: float = 0.0,
+    split: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Irreducible:
+    """Irreducible losses of a data set under a model that is fitted already.
+
+    Args:
+        model: trained on data that these points are no part of. It is left as it was.
+        dataset: the points, without augmentation; as `WithIndex`, `Subset` or as it is.
+        loss: a task of `rholoss.losses`, or a function (model, batch) -> [B].
+        labels: one label for each row, where the data set has no `targets` or `labels`: by them a later
+            run tells whether the data changed.
+        batch_size: points at a time.
+        device: where the model runs; by default where it is.
+        num_workers: of the loader.
+        collate_fn: of the loader.
+        out: a directory to save to. A run that was cut off goes on where it stopped.
+        seconds: what the fit cost, for the ledger; the time of scoring is added.
+        split: a note on what the model was trained on, for meta.json.
+        progress: show a progress bar.
+    """
+    positive("batch_size", batch_size)
+    points, home = points_of(dataset, "dataset"), batch_data.device_of(model)
+    where = home if device is None else torch.device(device)
+    loading = Loading(batch_size, num_workers, collate_fn, where)
+    if out is not None:
+        files.check_target(Path(out))
+    with own_randomness(where), running_on(model, where, home):
+        check_items(points, "dataset")
+        identity = identify(dataset, labels)
+        job = {
+            "work": "score",
+            "data": identity.digest,
+            "loss": named(loss),
+            "model": content_hash(dict(model.state_dict())),
+            "batch_size": batch_size,
+            "versions": [library_version(), torch.__version__],
+        }
+        partial, everything = Partial(out, job, batch_size), np.arange(len(points.ids))
+        with Bar(len(everything), "scoring", progress) as bar:
+            value_n, took = score_points(
+                model, points, everything, losses.by_name(loss), loading, partial, "model", bar
+            )
+    meta = {
+        "loss": named(loss),
+        "model": about_model(model),
+        "split": {"kind": "given model", **(split or {})},
+        "transform": points.transform,
+        "seconds": seconds + took,
+    }
+    return finish(value_n, points, identity, meta, out=out, partial=partial)
+
+
+@contextmanager
+def running_on(model: nn.Module, device: torch.device, home: torch.device) -> Iterator[None]:
+    """Move the model to the device and back again."""
+    if device == home:  # it may be spread over several devices: leave it
+        yield
+        return
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(home)

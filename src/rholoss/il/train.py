@@ -1,0 +1,194 @@
+"""Train one irreducible-loss model and keep its weights of lowest loss on the points to be scored."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, nn
+from torch.utils.data import DataLoader
+
+from rholoss import losses
+from rholoss.errors import RholossError
+from rholoss.il.points import Loading, Points, about_model, batches, loader_of
+from rholoss.il.score import evaluating, losses_of
+from rholoss.il.split import Member
+from rholoss.il.views import seed_all
+from rholoss.progress import Bar
+
+MakeModel = Callable[[], nn.Module]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+LOOK_EVERY = 50  # steps between looks at the training loss, which wait for the device
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is trained."""
+
+    loss: losses.LossFunction
+    make_optimizer: MakeOptimizer
+    epochs: int
+    patience: int | None
+    check_rows: int | None
+    loading: Loading
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW with PyTorch's defaults, as the paper has it."""
+    return torch.optim.AdamW(parameters)
+
+
+class Factory:
+    """Makes the models, each with the member's seed, and sees to it that they share no weights."""
+
+    def __init__(self, make_model: MakeModel, device: torch.device) -> None:
+        self.make_model, self.device = make_model, device
+        self.made: dict[int, weakref.ref[nn.Parameter]] = {}
+
+    def __call__(self, member: Member) -> nn.Module:
+        """A new model on the device."""
+        seed_all(member.seed)
+        model = self.make_model()
+        if not isinstance(model, nn.Module):
+            raise RholossError(
+                f"`make_model` returned a {type(model).__name__}; it must return a torch.nn.Module."
+            )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise RholossError(
+                "The model that `make_model` returned has no parameters to train; to score points with "
+                "a model that is fitted already, use `rholoss.score_irreducible`."
+            )
+        if any(id(p) in self.made and self.made[id(p)]() is p for p in trained):
+            raise RholossError(
+                "`make_model` returned weights that it had returned before, so one fold would be scored "
+                "by a model that was trained on it. Make a new model at each call, as in "
+                "`lambda: SmallModel()`."
+            )
+        self.made.update((id(p), weakref.ref(p)) for p in trained)
+        return model.to(self.device)
+
+
+def new_optimizer(make_optimizer: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the parameters that are trained."""
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise RholossError(
+            f"`optimizer` returned a {type(optimizer).__name__}; give a function from parameters to a "
+            "torch.optim.Optimizer, as in `lambda p: torch.optim.SGD(p, lr=0.1)`."
+        )
+    return optimizer
+
+
+def fit_member(
+    model: nn.Module, data: Any, points: Points, member: Member, settings: Settings, bar: Bar
+) -> dict[str, Any]:
+    """Train the model; returns the best weights, on the CPU, and how they came about."""
+    started, loading = time.perf_counter(), settings.loading
+    shuffle = Generator().manual_seed(member.seed)
+    train = loader_of(data, member.train, loading, shuffle)
+    checked = checked_points(member.score, settings.check_rows)
+    check = loader_of(points.view, points.position[checked], loading)
+    optimizer = new_optimizer(settings.make_optimizer, model)
+    seed_all(member.seed)
+    best, state, best_epoch, epoch = math.inf, {}, 0, 0
+    for epoch in range(1, settings.epochs + 1):
+        train_epoch(model, optimizer, train, settings.loss, loading.device, bar, epoch)
+        mean = mean_loss(model, check, settings.loss, loading.device, bar)
+        if mean < best:
+            best, state, best_epoch = mean, cpu_copy(model.state_dict()), epoch
+        bar.advance(0, f"epoch {epoch}, loss {mean:.4f}, lowest {best:.4f} at epoch {best_epoch}")
+        if settings.patience is not None and epoch - best_epoch >= settings.patience:
+            break
+    if not state:
+        raise RholossError(
+            f"The model never had a finite loss on the points to be scored in {epoch} epochs. Lower the "
+            "learning rate (`optimizer=`), or look for NaN in these points."
+        )
+    model.load_state_dict(state)
+    return {
+        "state": state,
+        "loss": best,
+        "epoch": best_epoch,
+        "epochs": epoch,
+        "seconds": time.perf_counter() - started,
+        "model": about_model(model),
+    }
+
+
+def rows_to_visit(member: Member, settings: Settings) -> int:
+    """How many rows pass through the model if it is not stopped early."""
+    checked = checked_points(member.score, settings.check_rows)
+    return settings.epochs * (len(member.train) + len(checked))
+
+
+def checked_points(places: np.ndarray, check_rows: int | None) -> np.ndarray:
+    """All places, or so many of them, evenly spaced."""
+    if check_rows is None or check_rows >= len(places):
+        return places
+    return places[np.linspace(0, len(places) - 1, check_rows).astype(np.int64)]
+
+
+def train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    loss: losses.LossFunction,
+    device: torch.device,
+    bar: Bar,
+    epoch: int,
+) -> None:
+    """One pass over the training rows."""
+    model.train()
+    total, seen = torch.zeros((), device=device), 0
+    for step, (rows, batch) in enumerate(batches(loader, device)):
+        with torch.enable_grad():
+            mean = losses.check_per_example(loss(model, batch), rows).mean()
+            optimizer.zero_grad()
+            mean.backward()
+        optimizer.step()
+        total, seen = total + mean.detach().float() * rows, seen + rows
+        note = None
+        if step % LOOK_EVERY == 0 or step == len(loader) - 1:
+            running = float(total) / seen
+            if not math.isfinite(running):
+                raise RholossError(
+                    f"The training loss of the irreducible-loss model is {running} in epoch {epoch}, by "
+                    f"step {step}. Lower the learning rate (`optimizer=`), or look for NaN in `data`."
+                )
+            note = f"epoch {epoch}, training loss {running:.4f}"
+        bar.advance(rows, note)
+
+
+def mean_loss(
+    model: nn.Module,
+    loader: DataLoader[Any],
+    loss: losses.LossFunction,
+    device: torch.device,
+    bar: Bar,
+) -> float:
+    """Mean of the finite losses in eval mode; infinite if there are none."""
+    total, finite = 0.0, 0
+    with evaluating(model):
+        for loss_B in losses_of(model, loader, loss, device):
+            usable = loss_B[loss_B.isfinite()]
+            total, finite = total + float(usable.double().sum()), finite + len(usable)
+            bar.advance(len(loss_B))
+    return total / finite if finite else math.inf
+
+
+def cpu_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a state dict on the CPU."""
+    return {
+        key: value.detach().cpu().clone()
+        if isinstance(value, torch.Tensor)
+        else copy.deepcopy(value)
+        for key, value in state.items()
+    }

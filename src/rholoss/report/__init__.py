@@ -1,0 +1,1 @@
+"""Pages: self-contained HTML that opens without a network. Nobody imports this but the commands."""

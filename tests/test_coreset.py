@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+import rholoss as rho
+from rholoss.coreset import coreset
+from rholoss.errors import RholossError, TooFewFiniteScoresError
+
+
+class Confidence(nn.Module):
+    """Logits (x, 0): the predictive entropy falls with |x|."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(torch.stack([x * self.scale, torch.zeros_like(x)], 1))
+
+
+@pytest.fixture
+def points():
+    x = torch.linspace(-60, 60, 101)[
+        torch.randperm(101, generator=torch.Generator().manual_seed(0))
+    ]
+    return TensorDataset(x, torch.zeros(101, dtype=torch.long))
+
+
+def test_svp_keeps_the_points_of_highest_entropy(points):
+    """Also where p underflows to 0, which p log p would turn into NaN and rank first."""
+    proxy = Confidence().train()
+    chosen = coreset(proxy, points, keep=0.09, batch_size=17, progress=False)
+    nearest = points.tensors[0].abs().argsort()[:9]
+    assert sorted(chosen.ids) == sorted(nearest.tolist())
+    assert proxy.training
+    assert proxy.drop.training
+    index, x, _ = chosen[0]
+    assert points.tensors[0][index] == x
+
+
+def test_ids_are_those_of_the_whole_data_set(points):
+    even = Subset(points, range(0, 101, 2))
+    chosen = coreset(Confidence(), even, keep=0.2, progress=False)
+    assert len(chosen) == 10
+    assert all(index % 2 == 0 for index in chosen.ids)
+    assert all(points.tensors[0][index] == x for index, x, _ in chosen)
+
+
+class Losses:
+    def __init__(self, values):
+        self.values = torch.as_tensor(values, dtype=torch.float32)
+
+    def lookup(self, ids):
+        return self.values[ids]
+
+
+def test_any_method_can_choose_offline(points):
+    values = np.arange(101, dtype=np.float32)
+    chosen = coreset(
+        Confidence(),
+        points,
+        keep=0.05,
+        method="negative_il",
+        irreducible=Losses(values),
+        progress=False,
+    )
+    assert list(chosen.ids) == [0, 1, 2, 3, 4]
+
+
+def test_missing_losses_are_not_chosen_silently(points):
+    values = np.full(101, np.nan)
+    values[:3] = 1
+    with pytest.raises(TooFewFiniteScoresError, match="Only 3 of 101 points have a finite score"):
+        coreset(Confidence(), points, method="rho", irreducible=Losses(values), progress=False)
+    with pytest.raises(RholossError, match="'rho' needs irreducible losses; pass `irreducible=`"):
+        coreset(Confidence(), points, method="rho", progress=False)
+
+
+@pytest.mark.parametrize("keep", [0, 1.5])
+def test_bad_keep(points, keep):
+    with pytest.raises(RholossError, match="`keep` must be in"):
+        coreset(Confidence(), points, keep=keep, progress=False)
+
+
+def test_empty_data_set():
+    empty = TensorDataset(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(RholossError, match="The data set is empty"):
+        coreset(Confidence(), rho.WithIndex(empty), progress=False)

@@ -1,0 +1,36 @@
+"""Every Python block of the documentation runs, one page in one go."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = list(BLOCK.finditer(page.read_text()))
+    names: dict = {"__name__": page.stem}
+    for block in blocks:
+        line = page.read_text()[: block.start()].count("\n") + 1
+        code = "\n" * line + block.group(1)
+        exec(compile(code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not target.startswith(("http", "mailto")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_index_lists_every_page():
+    assert {page.name for page in ROOT.glob("docs/*.md")} == {
+        line.split("](")[1].split(")")[0]
+        for line in (ROOT / "docs/index.md").read_text().splitlines()
+        if "](" in line
+    } | {"index.md"}

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rholoss.engine import CropFlip, Resident
+from rholoss.engine.resident import memory_needed
+from rholoss.errors import RholossError
+
+IMAGES = torch.randint(
+    0, 256, (10, 3, 8, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
+LABELS = torch.arange(10)
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+
+
+def normalised(images):
+    pixels = images.float() / 255
+    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def test_rows_come_normalised_and_in_order():
+    data = Resident(IMAGES, LABELS, mean=MEAN, std=STD, device="cpu")
+    rows = torch.tensor([3, 0, 3])
+    x, y = data.batch(rows)
+    assert torch.allclose(x, normalised(IMAGES[rows]), atol=1e-5)
+    assert y.tolist() == [3, 0, 3]
+    assert len(data) == 10
+
+
+def test_without_a_draw_the_images_are_whole():
+    data = Resident(IMAGES, LABELS, augment=CropFlip(pad=2), device="cpu")
+    x, _ = data.batch(LABELS)
+    assert torch.equal(x, IMAGES.float())
+
+
+def test_crops_and_flips_are_those_of_the_padded_image():
+    data = Resident(IMAGES, LABELS, augment=CropFlip(pad=2), device="cpu")
+    drawn = data.draw(10, torch.Generator().manual_seed(1))
+    x, _ = data.batch(LABELS, drawn)
+    padded = F.pad(IMAGES, (2, 2, 2, 2)).float()
+    for row in range(10):
+        top, left = (drawn[:2, row] * 5).long().tolist()
+        crop = padded[row, :, top : top + 8, left : left + 6]
+        assert torch.equal(x[row], crop.flip(2) if drawn[2, row] < 0.5 else crop)
+    assert (drawn[2] < 0.5).any()
+    assert (drawn[2] >= 0.5).any()
+
+
+def test_every_place_is_drawn_as_often():
+    data = Resident(IMAGES, LABELS, augment=CropFlip(pad=1, flip=False), device="cpu")
+    drawn = data.draw(6000, torch.Generator().manual_seed(0))
+    tops = (drawn[0] * 3).long()
+    assert torch.bincount(tops).tolist() == pytest.approx([2000] * 3, rel=0.08)
+    x, _ = data.batch(torch.zeros(6000, dtype=torch.long), drawn)
+    assert x.flatten(1).unique(dim=0).shape[0] == 9
+
+
+def test_what_is_no_image_is_left_as_it_is():
+    data = Resident(torch.arange(12.0).view(4, 3), torch.zeros(4), ids=[7, 5, 3, 1], device="cpu")
+    x, _ = data.batch(torch.tensor([2]))
+    assert x.tolist() == [[6, 7, 8]]
+    assert data.ids.tolist() == [7, 5, 3, 1]
+    assert data.draw(1, torch.Generator()) is None
+
+
+def test_memory_is_known_before_it_is_taken():
+    assert memory_needed(IMAGES, LABELS, None) == 10 * (3 * 8 * 6 + 8 + 8)
+    assert memory_needed(IMAGES, LABELS, CropFlip(pad=2)) == 10 * (3 * 12 * 10 + 8 + 8)
+
+
+def test_what_does_not_fit_together_is_told():
+    with pytest.raises(
+        RholossError, match="must have as many rows, and at least one, but have 10, 9 and 10"
+    ):
+        Resident(IMAGES, LABELS[:9], device="cpu")
+    with pytest.raises(RholossError, match=r"`augment` is for images \[N, C, H, W\]"):
+        Resident(torch.zeros(10, 4), LABELS, augment=CropFlip(), device="cpu")

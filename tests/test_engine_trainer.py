@@ -1,0 +1,219 @@
+"""The engine on the CPU: the same choices and losses as the specification."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import rholoss as rho
+from rholoss import core
+from rholoss.engine import Resident, Trainer
+from rholoss.engine.capture import Captured
+from rholoss.errors import RholossError, TooFewFiniteScoresError, UnmeasuredLossError
+from rholoss.sampler import EPOCHS
+
+N, B, K, STEPS = 1700, 320, 32, 12
+METHODS = [name for name in rho.METHODS if name != "uniform"]
+
+
+@pytest.fixture(scope="module")
+def toy():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 20, generator=generator)
+    y = torch.randint(0, 5, (N,), generator=generator)
+    return x, y, torch.rand(N, generator=generator)
+
+
+def make_model(dropout=0.0):
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 5)
+    )
+
+
+def trainer(toy, model=None, **options):
+    x, y, il = toy
+    options = {"total_steps": STEPS, "irreducible": il, "seed": 3, **options}
+    made = Trainer(model or make_model(), Resident(x, y, device="cpu"), **options)
+    made.seen = []
+    made.on_flush.append(lambda step, index, losses: made.seen.extend(index))
+    return made
+
+
+def candidates(seed=3):
+    for epoch in range(9):
+        order = torch.randperm(N, generator=core.step_generator(seed, EPOCHS + epoch))
+        yield from order[: N // B * B].view(-1, B)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_does_what_the_specification_does(toy, name):
+    x, y, il = toy
+    fast = trainer(toy, method=name)
+    fast.train(STEPS)
+    fast.flush()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    for step, index in zip(range(STEPS), candidates(), strict=False):
+        selection, loss = core.train_step(
+            model, optimizer, (index, x[index], y[index]), rho.METHODS[name], K,
+            core.step_generator(3, step), il,
+        )  # fmt: skip
+        assert torch.equal(index[selection.position], fast.seen[step])
+        losses.append(loss)
+    assert torch.equal(torch.stack(losses), torch.cat(fast.losses))
+    for ours, theirs in zip(
+        model.state_dict().values(), fast.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_live_variant_is_that_of_the_specification(toy):
+    x, y, _ = toy
+    live = rho.LiveIrreducible(make_model())
+    fast = trainer(toy, irreducible=live)
+    fast.train(STEPS)
+    fast.flush()
+    model, other = make_model(), make_model()
+    pair = (other, torch.optim.AdamW(other.parameters(), lr=1e-5))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step, index in zip(range(STEPS), candidates(), strict=False):
+        selection, _ = core.train_step(
+            model, optimizer, (index, x[index], y[index]), rho.METHODS["rho"], K,
+            core.step_generator(3, step), live=pair,
+        )  # fmt: skip
+        assert torch.equal(index[selection.position], fast.seen[step])
+    assert torch.equal(other[0].weight, live.model[0].weight)
+
+
+def test_the_learning_rate_follows_its_function(toy):
+    seen = []
+    fast = trainer(toy, learning_rate=lambda step: 1e-3 * (1 - step / STEPS))
+    fast.optimizer.register_step_pre_hook(lambda opt, *_: seen.append(opt.param_groups[0]["lr"]))
+    fast.train(STEPS)
+    assert seen == pytest.approx([1e-3 * (1 - t / STEPS) for t in range(STEPS)], rel=1e-12)
+
+
+def test_uniform_visits_each_row_once_an_epoch_and_scores_nothing(toy):
+    fast = trainer(toy, method="uniform", total_steps=N // K)
+    fast.train(N // K)
+    fast.flush()
+    assert torch.cat(fast.seen).unique().numel() == N // K * K
+    assert (fast.ledger.scored, fast.ledger.trained) == (0, N // K * K)
+
+
+def test_annealed_drops_the_highest_irreducible_losses_after_the_switch(toy):
+    il = toy[2]
+    fast = trainer(toy, total_steps=40, schedule=rho.annealed(40, switch=0.25, drop=0.2))
+    fast.train(40)
+    fast.flush()
+    late = torch.cat(fast.seen[10:])
+    assert il[late].max() <= il.quantile(0.8)
+    assert (fast.ledger.steps, fast.ledger.scored, fast.ledger.trained) == (40, 10 * B, 40 * K)
+
+
+def test_overlapped_choices_are_one_step_stale(toy):
+    """The first two steps choose with the first weights; scores agree with those of the weights before."""
+    x, y, il = toy
+    fast = trainer(toy, overlap=True, batch_norm="eval")
+    fast.train(STEPS)
+    fast.flush()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = list(zip(range(STEPS), candidates(), strict=False))
+    shared, scored = [], torch.zeros(B)
+    for step, index in batches:
+        if step:  # weights before the last update scored these candidates
+            scores = scored - il[index]
+            best = index[scores.topk(K).indices]
+            shared.append(len(set(best.tolist()) & set(fast.seen[step].tolist())))
+        if step + 1 < STEPS:
+            following = batches[step + 1][1]
+            with torch.no_grad():
+                scored = nn.functional.cross_entropy(
+                    model.eval()(x[following]), y[following], reduction="none"
+                )
+        chosen = fast.seen[step]
+        loss = nn.functional.cross_entropy(model.train()(x[chosen]), y[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert shared == [K] * (STEPS - 1)
+    assert torch.allclose(model[0].weight, fast.model[0].weight, atol=1e-6)
+
+
+def test_overlapped_scoring_moves_the_running_statistics_as_the_mode_says(toy):
+    moved = {}
+    for mode in ("train", "batch"):
+        fast = trainer(toy, overlap=True, batch_norm=mode)
+        fast.train(STEPS)
+        moved[mode] = fast.model[1].running_mean.clone()
+        fast.flush()
+        plain = trainer(toy, batch_norm=mode)
+        plain.train(STEPS)
+        assert torch.allclose(moved[mode], plain.model[1].running_mean, atol=0.05)
+    assert not torch.allclose(moved["train"], moved["batch"], atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"schedule": rho.window(3, 8)}])
+def test_a_resumed_run_makes_the_same_choices(toy, options, tmp_path):
+    whole = trainer(toy, **options, log=tmp_path / "whole.jsonl")
+    whole.train(STEPS)
+    whole.flush()
+    first = trainer(toy, **options, log=tmp_path / "parts.jsonl")
+    first.train(5)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    first.train(2)  # what was done after the last save is done again
+    first.flush()
+    second = trainer(toy, nn.Sequential(*make_model()), **options, log=tmp_path / "parts.jsonl")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    second.train(STEPS - 5)
+    second.flush()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            whole.model.state_dict().values(), second.model.state_dict().values(), strict=True
+        )
+    )
+    logs = [
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("whole.jsonl", "parts.jsonl")
+    ]
+    assert logs[0] == logs[1]
+    assert [line["step"] for line in logs[0]] == list(range(STEPS))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(toy):
+    x, y, il = toy
+    fast = trainer((x * float("inf"), y, il), total_steps=100)
+    with pytest.raises(
+        TooFewFiniteScoresError, match="100 had fewer finite scores than are selected"
+    ):
+        fast.train(100)
+
+
+def test_bad_arguments(toy):
+    x, y, il = toy
+    with pytest.raises(
+        RholossError, match=r"`keep` must be in \(0, 1\] and `candidates` in 1..1700"
+    ):
+        trainer(toy, candidates=2000)
+    with pytest.raises(RholossError, match="`steps`=13 would go beyond `total_steps`=12"):
+        trainer(toy).train(13)
+    with pytest.raises(
+        UnmeasuredLossError, match="1 of 1700 candidates have no finite irreducible loss"
+    ):
+        trainer((x, y, torch.where(torch.arange(N) == 9, torch.nan, il)))
+    with pytest.raises(RholossError, match="'rho' needs irreducible losses"):
+        trainer((x, y, None))
+    with pytest.raises(RholossError, match="`loss` must be a task's name"):
+        trainer(toy, loss=lambda model, batch: batch)
+
+
+def test_on_the_cpu_a_step_runs_eagerly_and_says_so():
+    captured = Captured(lambda: None, torch.device("cpu"))
+    captured()
+    assert captured.eager
+    assert captured.why_eager == "cpu has no CUDA graphs"

@@ -1,0 +1,36 @@
+"""The examples run, and selection costs at most 15 changed lines."""
+
+import difflib
+import re
+import runpy
+from pathlib import Path
+
+import torch
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def accuracy(printed: str) -> float:
+    return float(re.search(r"test accuracy ([\d.]+)%", printed).group(1))
+
+
+def test_the_loop_with_selection_is_the_plain_loop_and_a_few_lines(capsys):
+    torch.set_num_threads(1)
+    plain, selective = EXAMPLES / "plain_loop.py", EXAMPLES / "selective_loop.py"
+    changed = [
+        line
+        for line in difflib.ndiff(
+            plain.read_text().splitlines(), selective.read_text().splitlines()
+        )
+        if line.startswith(("+ ", "- ")) and line[2:].strip()
+    ]
+    assert len(changed) <= 15, "\n".join(changed)
+    runpy.run_path(str(plain))
+    without = accuracy(capsys.readouterr().out)
+    runpy.run_path(str(selective))
+    printed = capsys.readouterr().out
+    assert (
+        accuracy(printed) > without
+    )  # at as many gradient steps, with a tenth of the labels wrong
+    assert "steps 380" in printed
+    assert "12000 of 120000 candidates" in printed

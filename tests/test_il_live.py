@@ -1,0 +1,129 @@
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import rholoss as rho
+from rholoss.errors import RholossError
+
+CPU = torch.device("cpu")
+
+
+def bytes_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_losses_are_those_of_the_model_in_eval_mode_and_change_nothing(toy):
+    model = toy.model()
+    expected = F.cross_entropy(
+        copy.deepcopy(model).eval()(toy.x[:64]), toy.y[:64], reduction="none"
+    )
+    live = rho.LiveIrreducible(model)
+    before, random = bytes_of(model), torch.get_rng_state()
+    model.train()  # as a framework does to all modules it knows
+    found = live.losses(torch.arange(64), (toy.x[:64], toy.y[:64]), CPU)
+    assert torch.equal(found, expected)
+    assert found.grad_fn is None
+    assert equal(before, bytes_of(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert not any(module.training for module in model.modules())
+
+
+def test_an_update_is_one_step_on_the_selected_points_and_moves_no_buffer(toy):
+    """Check 22: the usual optimizer is AdamW at 0.01 x the target's rate."""
+    model = toy.model()
+    live = rho.LiveIrreducible(model, lambda p: torch.optim.AdamW(p, lr=0.01 * 1e-3))
+    reference = copy.deepcopy(model).eval()
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-5)
+    F.cross_entropy(reference(toy.x[:32]), toy.y[:32]).backward()
+    optimizer.step()
+    live.update((toy.x[:32], toy.y[:32]))
+    assert equal(bytes_of(model), bytes_of(reference))
+    assert live.optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
+def test_only_selected_points_move_it(toy):
+    """Check 22: a step of its own on the chosen rows alone gives the same weights, step by step."""
+    target, model, reference = toy.model(), toy.model(width=8), toy.model(width=8)
+    live, alone = (rho.LiveIrreducible(m, lr=0.01) for m in (model, reference))
+    select = rho.Selector("rho", irreducible=live, keep=0.1)
+    for step in range(3):
+        before = bytes_of(model)
+        chosen, _, _ = select(target, toy.batch(step))
+        assert len(chosen) == 32
+        alone.update((toy.x[chosen], toy.y[chosen]))
+        assert equal(bytes_of(model), bytes_of(reference))
+        assert not equal(bytes_of(model), before)
+
+
+def test_it_stands_still_while_nothing_is_scored(toy):
+    model = toy.model(width=8)
+    live = rho.LiveIrreducible(model, lr=0.1)
+    schedule = rho.window(2, 3)
+    select = rho.Selector("rho", irreducible=live, keep=0.1, schedule=schedule)
+    target, states = toy.model(), [bytes_of(model)]
+    for step in range(4):
+        select(target, toy.batch(step))
+        states.append(bytes_of(model))
+    moved = [not equal(a, b) for a, b in itertools.pairwise(states)]
+    assert moved == [False, False, True, False]
+
+
+def test_a_table_never_changes(toy):
+    """Check 22: the default variant leaves the irreducible losses' bytes as they are."""
+    table = toy.il.clone()
+    select = rho.Selector("rho", irreducible=table, keep=0.1)
+    model = toy.model()
+    for step in range(3):
+        select(model, toy.batch(step))
+    assert torch.equal(table, toy.il)
+    assert select.source.table.dense.data_ptr() == table.data_ptr()
+
+
+def test_an_optimizer_may_be_given_made_or_left_out(toy):
+    model = toy.model()
+    made = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert rho.LiveIrreducible(model, made).optimizer is made
+    assert isinstance(rho.LiveIrreducible(model, torch.optim.SGD).optimizer, torch.optim.SGD)
+    default = rho.LiveIrreducible(model, lr=2e-5).optimizer
+    assert isinstance(default, torch.optim.AdamW)
+    assert default.param_groups[0]["lr"] == 2e-5
+
+
+def test_state_is_whole(toy):
+    batch = (toy.x[:32], toy.y[:32])
+    first, second = (rho.LiveIrreducible(toy.model(), lr=0.01) for _ in range(2))
+    first.update(batch)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for live in (first, second):
+        live.update(batch)
+    assert equal(bytes_of(first.model), bytes_of(second.model))
+
+
+def test_a_step_in_the_users_autocast_block_is_in_full_precision(toy):
+    models = []
+    for enabled in (False, True):
+        live = rho.LiveIrreducible(toy.model(), lr=0.01)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            live.losses(torch.arange(32), (toy.x[:32], toy.y[:32]), CPU)
+            live.update((toy.x[:32], toy.y[:32]))
+        models.append(bytes_of(live.model))
+    assert equal(*models)
+
+
+def test_a_loss_of_ones_own_and_a_reduced_one(toy):
+    live = rho.LiveIrreducible(nn.Linear(20, 5), loss=lambda m, b: m(b["x"]).square().mean(1))
+    batch = {"x": toy.x[:8]}
+    expected = live.model(toy.x[:8]).square().mean(1)
+    assert torch.equal(live.losses(torch.arange(8), batch, CPU), expected)
+    reduced = rho.LiveIrreducible(nn.Linear(20, 5), loss=lambda m, b: m(b["x"]).mean())
+    with pytest.raises(RholossError, match="It was reduced: use reduction='none'"):
+        reduced.losses(torch.arange(8), batch, CPU)

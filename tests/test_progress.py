@@ -1,0 +1,79 @@
+"""Progress: silent when disabled, a line now and then in a log, a bar on a terminal."""
+
+import io
+import sys
+
+import pytest
+
+from rholoss import progress
+from rholoss.progress import Bar, clock
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (6.6, "0:07"), (760, "12:40"), (3723, "1:02:03")]
+)
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_disabled_prints_nothing_even_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    with Bar(2, "fitting", enabled=False) as bar:
+        bar.advance(2, note="loss 0.31")
+    assert terminal.getvalue() == ""
+    assert bar.done == 2
+
+
+def test_a_log_gets_lines_with_note_elapsed_and_remaining_time(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Bar(100, "fitting") as bar:
+        now[0] = 4.0
+        bar.advance(10)  # too early for a line
+        now[0] = 10.0
+        bar.advance(10, note="loss 0.31")
+        now[0] = 11.0
+        bar.advance(10)
+        now[0] = 12.0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "fitting: 20 %, loss 0.31, 0:10 elapsed, 0:40 left",
+        "fitting: 30 %, loss 0.31, 0:12 elapsed, 0:28 left",
+    ]
+
+
+def test_short_work_leaves_no_line_in_a_log(capsys):
+    with Bar(3, "scoring") as bar:
+        bar.advance(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    pytest.importorskip("rich")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "160")
+    with Bar(4, "scoring [x]") as bar:
+        bar.advance(1)
+        bar.advance(3, note="loss [0.25]")  # brackets are text, not markup
+    shown = terminal.getvalue()
+    for part in ("scoring [x]", "loss [0.25]", "100%", "elapsed", "left"):
+        assert part in shown
+
+
+def test_without_rich_a_terminal_gets_lines(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with Bar(2, "scoring") as bar:
+        bar.advance(2)
+    assert terminal.getvalue().startswith("scoring: 100 %, 0:00 elapsed")
