@@ -1,13 +1,14 @@
 # Two commands do everything: `make demo` and `make test`. Each makes .venv and installs what it needs.
 PYTHON ?= python3
+PIP_ARGS ?=
 BIN := .venv/bin
 
 .PHONY: demo test test-full lint clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) \
 		--no-build-isolation -e '.[dev]'
 	touch $@
 

@@ -1,6 +1,8 @@
 """What all tests share: a worked example, a small problem, real data where there is some."""
 
+import contextlib
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,13 @@ torch.set_num_threads(1)
 # No deadline: the machine may be busy. Derandomised: a run that passes does so again.
 hypothesis.settings.register_profile("rholoss", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("rholoss")
+
+
+def pytest_configure(config):
+    # Python 3.12 says so of every loader with workers; torch forks them all the same.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+    )
 
 
 def pytest_collection_modifyitems(items):
@@ -32,6 +41,26 @@ def data_dir():
     if not found.is_dir():
         pytest.skip(f"no real data: {found} is not there; set RHOLOSS_DATA")
     return found
+
+
+@pytest.fixture
+def no_waiting():
+    """`with no_waiting():` makes it an error to wait for the GPU."""
+
+    def mode(name):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this is a prototype feature
+            torch.cuda.set_sync_debug_mode(name)
+
+    @contextlib.contextmanager
+    def block():
+        mode("error")
+        try:
+            yield
+        finally:
+            mode("default")
+
+    return block
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,11 @@ def test_irreducible_losses_that_are_not_finite_are_told_with_an_id(value):
     guard.read()
 
 
-def test_string_ids_are_told_without_one():
+def test_string_ids_are_named_too():
     guard = Guard()
     guard.observe(["a", "b", "c", "d"], ONE_BAD, ONE_BAD, enough=1)
     with pytest.raises(
-        UnmeasuredLossError, match="1 candidates had no finite irreducible loss; none"
+        UnmeasuredLossError,
+        match="1 candidates had no finite irreducible loss, for instance id b; none",
     ):
         guard.read()

@@ -51,14 +51,14 @@ def test_an_id_outside_the_table_has_no_loss():
 
 def test_a_check_names_what_cannot_be_used():
     source = as_source(VALUES)
-    assert source.check(torch.tensor([0, 1, 4])) is True
+    assert source.on_host(torch.tensor([0, 1, 4])).isfinite().all()
     message = (
         r"4 of 6 candidates .* ids 2, 3, 9, -1\. Measure them with `rholoss il score`, or leave"
     )
     with pytest.raises(UnmeasuredLossError, match=message):
-        source.check(torch.tensor([0, 2, 1, 3, 9, -1]))
+        source.on_host(torch.tensor([0, 2, 1, 3, 9, -1]))
     with pytest.raises(UnmeasuredLossError, match=r"100 of 100 .* ids 5, 6, 7, 8, 9\. "):
-        source.check(torch.arange(5, 105))
+        source.on_host(torch.arange(5, 105))
 
 
 def test_string_ids_need_a_table_of_strings():
@@ -66,7 +66,7 @@ def test_string_ids_need_a_table_of_strings():
         "by integer id, but the ids are strings, 'a' for instance; pass `Irreducible.from_losses"
     )
     with pytest.raises(RholossError, match=message):
-        as_source([0.5]).check(["a", "b"])
+        as_source([0.5]).on_host(["a", "b"])
 
 
 def test_what_a_function_returns_is_checked_at_once():
@@ -100,7 +100,7 @@ def test_what_is_a_source_already_stays_what_it_is():
     source = Source()
     assert as_source(source) is source
     assert as_source(None) is None
-    assert source.check([1]) is False
+    assert source.on_host([1]) is None
     assert source.state_dict() is None
     assert source.update(None) is None
 
@@ -169,5 +169,5 @@ def test_the_store_is_a_table():
     assert isinstance(source, TableSource)
     assert source.losses(torch.tensor([1, 0]), None, CPU).tolist() == [0.25, 0.5]
     with pytest.raises(UnmeasuredLossError, match="5"):
-        source.check(torch.tensor([0, 5]))
+        source.on_host(torch.tensor([0, 5]))
     assert isinstance(as_source(rho.LiveIrreducible(nn.Linear(1, 1))), rho.LiveIrreducible)

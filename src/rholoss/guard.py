@@ -1,6 +1,7 @@
 """Watches for scores that must not be used, without waiting for the device.
 
-On the CPU an error comes at once. On a device the counts stay there until the next flush.
+On the CPU an error comes at once. On a device the scores themselves are kept until the next flush and
+looked at then, all together: counting them there and then would cost more than choosing does.
 """
 
 from __future__ import annotations
@@ -14,48 +15,54 @@ from rholoss.errors import TooFewFiniteScoresError, UnmeasuredLossError
 
 
 class Guard:
-    """Counts candidates without a finite irreducible loss or score, and steps with too few left."""
+    """Finds candidates without a finite irreducible loss or score, and steps with too few left."""
 
     def __init__(self) -> None:
         self.not_finite = 0  # candidates that were passed over for their score, as of the last read
-        # [3]: irreducible losses, scores, short steps; on the device.
-        self._counts: Tensor | None = None
-        self._bad_id: Tensor | None = None  # [1], the last of them
+        self._waiting: list[tuple[Any, Tensor | None, Tensor, int]] = []
 
     def observe(self, ids: Any, irreducible_B: Tensor | None, score_B: Tensor, enough: int) -> None:
-        """Count one step's candidates; `enough` of them must have a finite score."""
-        bad_B = score_B == -torch.inf
-        num_bad = bad_B.sum()
-        short = num_bad > len(score_B) - enough
-        num_bad_il = torch.zeros_like(num_bad)
-        if irreducible_B is not None:
-            bad_il_B = ~irreducible_B.isfinite()
-            num_bad_il = bad_il_B.sum()
-            if isinstance(ids, Tensor):
-                # `index_select`, because `ids[position]` would fetch the position to the host.
-                first = bad_il_B.to(torch.uint8).argmax(0, keepdim=True)
-                bad_id = ids.to(first.device, non_blocking=True).index_select(0, first)
-                old = bad_id if self._bad_id is None else self._bad_id
-                self._bad_id = torch.where(num_bad_il > 0, bad_id, old)
-        counts = torch.stack([num_bad_il, num_bad, short.long()])
-        self._counts = counts if self._counts is None else self._counts + counts
+        """Keep one step's candidates; `enough` of them must have a finite score."""
+        self._waiting.append((ids, irreducible_B, score_B, enough))
 
     def read(self) -> None:
-        """Fetch the counts and raise if something was wrong. Waits for the device."""
-        if self._counts is None:
+        """Look at what was kept, and raise if something was wrong. Waits for the device."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
             return
-        num_bad_il, num_bad, num_short = self._counts.tolist()
-        self._counts = None
-        self.not_finite += num_bad
-        if num_bad_il:
-            which = "" if self._bad_id is None else f", for instance id {int(self._bad_id)}"
-            raise UnmeasuredLossError(
-                f"{num_bad_il} candidates had no finite irreducible loss{which}; none of them was "
-                "selected. Measure them with `rholoss il score`, or leave them out of the training set."
-            )
+        usable = _fetch([score_B for _, _, score_B, _ in waiting])
+        self.not_finite += sum(int((~fine).sum()) for fine in usable)
+        self._check_irreducible(
+            [(ids, loss_B) for ids, loss_B, _, _ in waiting if loss_B is not None]
+        )
+        enough = [needed for *_, needed in waiting]
+        num_short = sum(int(fine.sum()) < k for fine, k in zip(usable, enough, strict=True))
         if num_short:
             raise TooFewFiniteScoresError(
                 f"At {num_short} step(s) fewer candidates had a finite score than are selected: the "
                 "training loss is NaN or infinite. Lower the learning rate, clip gradients or look at "
                 f"the inputs ({self.not_finite} scores were not finite so far)."
             )
+
+    def _check_irreducible(self, kept: list[tuple[Any, Tensor]]) -> None:
+        measured = _fetch([loss_B for _, loss_B in kept])
+        bad = [
+            (ids, ~fine) for (ids, _), fine in zip(kept, measured, strict=True) if not fine.all()
+        ]
+        if not bad:
+            return
+        ids, which = bad[-1]
+        first = ids[int(which.nonzero()[0])]
+        raise UnmeasuredLossError(
+            f"{sum(int(which.sum()) for _, which in bad)} candidates had no finite irreducible loss, for "
+            f"instance id {int(first) if isinstance(first, Tensor) else first}; none of them was "
+            "selected. Measure them with `rholoss il score`, or leave them out of the training set."
+        )
+
+
+def _fetch(values: list[Tensor]) -> list[Tensor]:
+    """Which of the values are finite, on the CPU; one copy for all of them."""
+    if not values:
+        return []
+    sizes = [len(value) for value in values]
+    return list(torch.cat(values).cpu().isfinite().split(sizes))

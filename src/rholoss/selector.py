@@ -21,7 +21,7 @@ from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import Source, TableSource, as_source, raise_unmeasured
+from rholoss.sources import Source, TableSource, as_source, known_on_host
 from rholoss.steplog import StepLog
 
 FLUSH_STEPS = 100  # errors on a device are told at most so many steps late
@@ -36,8 +36,13 @@ class Chosen:
 
     index: Any
     position: Tensor
-    score: Tensor | None
     weight: Tensor | None
+    score_B: Tensor | None  # of all candidates
+
+    @property
+    def score(self) -> Tensor | None:
+        """Scores [k] of the chosen; None where nothing was scored."""
+        return None if self.score_B is None else self.score_B.index_select(0, self.position)
 
 
 class Selector:
@@ -132,21 +137,22 @@ class Selector:
             ids = self.find_index(batch)
             rows = len(ids)
             k = self._num_selected(rows, phase)
-            checked = self._check_on_host(ids, batch, phase)
+            loss_B = self._irreducible_on_host(ids, batch, phase)
             batch = data.to_device(batch, device)
-            stats = self._measure(model, batch, ids, phase, generator)
+            stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
             selection, score_B = self._choose(stats, k, phase, generator)
             if score_B is not None:
-                loss_B = None if checked else stats.measured.get("irreducible_loss")
+                unsure = None if checked else stats.measured.get("irreducible_loss")
                 enough = 1 if getattr(self.method.pick, "replacement", False) else k
-                self.guard.observe(ids, loss_B, score_B, enough)
+                self.guard.observe(ids, unsure, score_B, enough)
                 if device.type == "cpu" or not self._checked:
                     self.guard.read()
-            chosen = _chosen(ids, selection, score_B, device)
-            training = data.take(batch, chosen.position, rows, self.shared)
+            position = selection.position.to(device, non_blocking=True)
+            training = data.take(batch, position, rows, self.shared)
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self._body(training))
+        chosen = Chosen(self.find_index(training), position, selection.weight, score_B)
         draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
         scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
         self.ledger.count(rows, k, scored, scored * draws)
@@ -175,30 +181,33 @@ class Selector:
     def _share(self, rows: int) -> int:
         return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
 
-    def _check_on_host(self, ids: Any, batch: Any, phase: Phase) -> bool:
-        """Check irreducible losses while the ids are on the CPU; False if that was not possible."""
+    def _irreducible_on_host(self, ids: Any, batch: Any, phase: Phase) -> Tensor | None:
         if not self._reads_irreducible(phase):
-            return True
+            return None
         carried = data.carried_irreducible(batch)
-        if carried is not None:
-            if carried.device.type == "cpu":
-                raise_unmeasured(ids, carried)
-            return carried.device.type == "cpu"
-        if self.source is None:
+        if self.source is None and carried is None:
             raise RholossError(
                 f"The method {self.method.name!r} needs irreducible losses; pass `irreducible=`, or "
                 "join them in the loader with `rholoss.WithIrreducible(dataset, irreducible)`."
             )
-        on_host = not isinstance(ids, Tensor) or ids.device.type == "cpu"
-        return on_host and self.source.check(ids)
+        return known_on_host(self.source or Source(), ids, carried)
 
     def _measure(
-        self, model: nn.Module, batch: Any, ids: Any, phase: Phase, generator: torch.Generator
-    ) -> Stats:
-        """What the method needs, if this step scores; at the first call all of it, as a dry run."""
+        self,
+        model: nn.Module,
+        batch: Any,
+        ids: Any,
+        loss_B: Tensor | None,
+        phase: Phase,
+        generator: torch.Generator,
+    ) -> tuple[Stats, bool]:
+        """What the method needs, if this step scores; at the first call all of it, as a dry run.
+
+        Also returns whether the irreducible losses are known to be finite.
+        """
         needs = self.method.needs - {"irreducible_loss"}
         measured: dict[str, Tensor] = {}
-        body, rows = self._body(batch), len(ids)
+        body, rows, device = self._body(batch), len(ids), data.device_of(model)
         if needs and (phase.score or not self._checked):
             # A look ahead draws nothing, so that a resumed run chooses as the first one did.
             random = phase.score and (needs & core.MONTE_CARLO or self.scorer.dropout)
@@ -210,13 +219,15 @@ class Selector:
                     model, body, rows, needs, seed=seed, discard=not phase.score
                 )
                 self.ledger.flops_per_example = flops
+        checked = loss_B is not None
         if self._reads_irreducible(phase):
-            carried = data.carried_irreducible(batch)
-            if carried is None and self.source is not None:
-                carried = self.source.losses(ids, body, data.device_of(model))
-            carried = check_per_example(carried, rows, argument="irreducible")
-            measured["irreducible_loss"] = carried.float()
-        return Stats(ids, measured)
+            if loss_B is None:
+                loss_B = data.carried_irreducible(batch)
+            if loss_B is None and self.source is not None:
+                loss_B = self.source.losses(ids, body, device)
+            loss_B = check_per_example(loss_B, rows, argument="irreducible")
+            measured["irreducible_loss"] = loss_B.to(device, torch.float32, non_blocking=True)
+        return Stats(ids, measured), checked
 
     def _body(self, batch: Any) -> Any:
         """The batch as the model's own code knows it; whoever passes `index=` gets tuples whole."""
@@ -244,7 +255,8 @@ class Selector:
     def _finish(self, stats: Stats, chosen: Chosen) -> None:
         forgotten, self._unread = self._unread and not self._told, chosen.weight is not None
         self.selection, self._checked = chosen, True
-        self.log.add(self.step, chosen.index, chosen.score)
+        if self.log.path is not None:
+            self.log.add(self.step, chosen.index, chosen.score)
         self.step += 1
         for tap in self.on_scores:
             tap(self.step - 1, stats, chosen)
@@ -362,17 +374,6 @@ class Selector:
         if self.source is not None and live:
             self.source.load_state_dict(state["irreducible"])
         self.log.rewind(self.step)
-
-
-def _chosen(ids: Any, selection: Selection, score_B: Tensor | None, device: torch.device) -> Chosen:
-    position = selection.position.to(device, non_blocking=True)
-    index: Any
-    if isinstance(ids, Tensor):
-        index = ids.to(device, non_blocking=True).index_select(0, position)
-    else:
-        index = [ids[i] for i in position.tolist()]
-    score = None if score_B is None else score_B.index_select(0, selection.position)
-    return Chosen(index, position, score, selection.weight)
 
 
 def _check_arguments(

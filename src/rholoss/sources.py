@@ -1,7 +1,8 @@
 """Where irreducible losses come from while selecting: a table by id, a function, a live model.
 
-A source has `check(ids)`, which raises on the host, and `losses(ids, batch, device)`, which does not
-wait for the device. The selector takes any of them; what the loader joined to the batch comes first.
+A source has `on_host(ids)`, which looks up and checks ids that are still on the CPU, and
+`losses(ids, batch, device)`, which does not wait for the device. The selector takes any of them; what
+the loader joined to the batch comes first.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ DEVICE_SHARE = 0.1  # of the free device memory that a table may take
 class Source:
     """Anything that gives irreducible losses for a batch of candidates."""
 
-    def check(self, ids: Any) -> bool:
-        """Raise on the host if an id has no finite irreducible loss; False if that cannot be known."""
-        return False
+    def on_host(self, ids: Any) -> Tensor | None:
+        """Irreducible losses [B] of ids on the CPU, checked: raises if one is not finite.
+
+        None if they cannot be known there.
+        """
+        return None
 
     def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
         """Irreducible losses [B] on the device; NaN where there is none. The batch has no ids."""
@@ -73,7 +77,12 @@ class DenseTable:
                 f"`irreducible` is a table by integer id, but the ids are strings, {ids[0]!r} for "
                 "instance; pass `Irreducible.from_losses(losses, ids=keys)`."
             )
-        return _gather(self._values, torch.as_tensor(ids))
+        index = torch.as_tensor(ids).long()
+        if len(index) and len(self._values):
+            lowest, highest = index.aminmax()
+            if lowest >= 0 and highest < len(self._values):  # the usual case, in one look-up
+                return self._values.index_select(0, index)
+        return _gather(self._values, index)
 
     def check(self, ids: Any) -> None:
         """Raise if an id has no finite loss."""
@@ -95,6 +104,20 @@ def raise_unmeasured(ids: Any, loss_B: Tensor) -> None:
     )
 
 
+def known_on_host(source: Source, ids: Any, carried: Tensor | None) -> Tensor | None:
+    """Irreducible losses on the CPU, checked there, if the ids are still there; else None.
+
+    `carried` is what the loader joined to the batch.
+    """
+    if carried is not None:
+        if carried.device.type != "cpu":
+            return None
+        raise_unmeasured(ids, carried)
+        return carried
+    on_host = not isinstance(ids, Tensor) or ids.device.type == "cpu"
+    return source.on_host(ids) if on_host else None
+
+
 def _gather(values: Tensor, ids: Tensor) -> Tensor:
     ids = ids.long()  # bytes would be taken for a mask
     inside = (ids >= 0) & (ids < len(values))
@@ -111,10 +134,12 @@ class TableSource(Source):
         self._on_device: Tensor | None = None
         self._asked: torch.device | None = None  # for which it was decided whether the table fits
 
-    def check(self, ids: Any) -> bool:
-        """Raise on the host if an id has no finite irreducible loss."""
-        self.table.check(ids)
-        return True
+    def on_host(self, ids: Any) -> Tensor | None:
+        """Look the losses up, and raise if one is not finite."""
+        loss_B = self.table.lookup(ids)
+        if not bool(loss_B.isfinite().all()):
+            self.table.check(ids)  # knows what to say
+        return loss_B
 
     def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
         """Look the losses up where the ids are; nothing is copied from the device."""

@@ -258,13 +258,10 @@ def test_the_documentation_of_its_score_is_there(method):
 
 @pytest.mark.gpu
 @every_method
-def test_a_gpu_chooses_the_same_without_waiting(method, stats):
+def test_a_gpu_chooses_the_same_without_waiting(method, stats, no_waiting):
     there = Stats(stats.index.cuda(), {name: v.cuda() for name, v in stats.measured.items()})
     core.choose(method, there, k, generator())  # sets the library up
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         selection, _ = core.choose(method, there, k, generator())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     expected, _ = core.choose(method, stats, k, generator())
     assert torch.equal(selection.position.cpu(), expected.position)

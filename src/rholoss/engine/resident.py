@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,19 @@ class Resident:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def take(self, rows: Tensor) -> Resident:
+        """A data set of these rows alone, with their ids."""
+        taken = copy.copy(self)
+        taken.inputs, taken.targets = self.inputs[rows], self.targets[rows]
+        taken.ids = self.ids[rows]
+        return taken
+
+    def with_targets(self, targets: Any) -> Resident:
+        """The same inputs with other targets; the inputs are shared."""
+        other = copy.copy(self)
+        other.targets = torch.as_tensor(targets).to(self.device)
+        return other
 
     def draw(self, num: int, generator: Generator) -> Tensor | None:
         """Random numbers for augmenting `num` rows; None if nothing is augmented."""

@@ -1,0 +1,94 @@
+import pytest
+import torch
+from torch import nn
+
+from rholoss.engine import Resident, fit_resident, losses_of, one_cycle
+from rholoss.errors import RholossError
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+@pytest.fixture(scope="module")
+def points():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 6, generator=generator)
+    y = x[:, :3].argmax(1)
+    wrong = torch.rand(3000, generator=generator) < 0.1
+    return x, torch.where(wrong, (y + 1) % 3, y), wrong
+
+
+def test_the_rate_rises_and_falls_to_nearly_zero():
+    rate = one_cycle(2.0, 100)
+    rates = [rate(step) for step in range(100)]
+    assert max(rates) == 2.0
+    assert rates.index(2.0) == 19
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[-1] == pytest.approx(2 / 80)
+
+
+def test_wrong_labels_have_the_higher_irreducible_loss(points):
+    x, y, wrong = points
+    even, odd = torch.arange(0, 3000, 2), torch.arange(1, 3000, 2)
+    holdout = Resident(x[odd], y[odd], ids=odd, device="cpu")
+    score = Resident(x[even], y[even], ids=even, device="cpu")
+    state = torch.get_rng_state()
+    il = fit_resident(make_model, holdout, score=score, batch_size=64)
+    assert torch.equal(torch.get_rng_state(), state)
+    measured = il.lookup(even)
+    assert measured[wrong[even]].median() > 5 * measured[~wrong[even]].median()
+    assert il.lookup(odd[:-1]).isnan().all()
+    assert il.seconds > 0
+
+
+def test_with_folds_each_point_is_scored_by_a_model_that_never_saw_it(points):
+    """A network that can learn its points by heart gives a wrong label away only if it did not see it."""
+    x, y, wrong = points
+    x, y, wrong = x[:400], y[:400], wrong[:400]
+
+    options = {"epochs": 60, "batch_size": 32, "evaluations": 1, "learning_rate": 5e-3}
+    data = Resident(x, y, device="cpu")
+    crossed = fit_resident(large, data, folds=2, **options).lookup(torch.arange(400))
+    by_heart = fit_resident(large, data, score=data, **options).lookup(torch.arange(400))
+    assert crossed.isfinite().all()
+    assert crossed[wrong].median() > 2 > by_heart[wrong].median()
+
+
+def large():
+    return nn.Sequential(nn.Linear(6, 512), nn.ReLU(), nn.Linear(512, 3))
+
+
+def test_the_lowest_of_the_last_losses_counts(points):
+    """A model that learns 200 points by heart gets worse on others: the earlier weights are kept."""
+    x, y, _ = points
+    holdout = Resident(x[:200], y[:200], device="cpu")
+    score = Resident(x[200:], y[200:], device="cpu")
+    options = {"epochs": 60, "batch_size": 32, "learning_rate": 5e-3}
+    last, lowest = (
+        fit_resident(large, holdout, score=score, evaluations=n, **options).lookup(
+            torch.arange(2800)
+        )
+        for n in (1, 60)
+    )
+    assert lowest.mean() < 0.9 * last.mean()
+
+
+def test_losses_are_those_of_a_plain_forward_pass_and_change_nothing(points):
+    x, y, _ = points
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+    ).train()
+    losses = losses_of(model, Resident(x, y, device="cpu"), batch_size=700)
+    assert model[2].training
+    assert model[1].num_batches_tracked == 0
+    expected = nn.functional.cross_entropy(model.eval()(x), y, reduction="none")
+    assert torch.allclose(losses, expected, atol=1e-6)
+
+
+def test_score_or_folds(points):
+    data = Resident(points[0], points[1], device="cpu")
+    with pytest.raises(
+        RholossError, match="Pass either `score`, the points to be scored, or `folds`"
+    ):
+        fit_resident(make_model, data)
