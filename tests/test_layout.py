@@ -37,13 +37,14 @@ ROOMS = {
     "sources": "core data losses",
     "ledger": "core steplog",
     "sampler": "core data picks",
-    "scoring": "core data losses quantities",
+    "modes": "core",
+    "scoring": "core data losses modes quantities",
     "il": "core data losses scoring sources progress il",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog"
     ),
     "coreset": "core data methods scoring losses il progress",
-    "timing": "core data methods scoring losses il progress",
+    "timing": "core data methods modes scoring losses il progress",
     "advise": "core ledger timing",
 }
 ENDS = {"demo", "report", "cli"}  # may import anything; nobody else imports them
@@ -66,6 +67,7 @@ TESTED_BY = {
     "il/train": "il_fit",
     "il/views": "il_fingerprint",
     "errors": "layout",
+    "modes": "scoring",
 }
 
 

@@ -36,7 +36,7 @@ def a_run(clock, ledger, steps=10, select=2.0, train=3.0):
     for step in range(steps):
         with ledger.timed(CPU, dry_run=step == 0):
             clock.wait(select)
-        ledger.count(320, 32, 320, 320)
+        ledger.count(320, 320, 32, 320, 320)
         clock.wait(train)
     ledger.read_events()
     return ledger
@@ -105,7 +105,7 @@ def test_break_even_of_nothing_but_selecting(clock):
     ledger = Ledger()
     with ledger.timed(CPU, dry_run=True):
         clock.wait(1)
-    ledger.count(320, 32, 320, 320)
+    ledger.count(320, 320, 32, 320, 320)
     assert ledger.break_even() == math.inf
     assert "pays" not in str(ledger)
     assert ledger.overhead == 0.0

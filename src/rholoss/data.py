@@ -147,19 +147,32 @@ def ids_of_rows(dataset: Any) -> Any:
     return np.arange(len(dataset))
 
 
-def tree_map(function: Callable[[str, Any], Any], tree: Any, path: str = "batch") -> Any:
+Path = tuple[Any, ...]  # keys and places from the root; fields start with a dot
+
+
+def tree_map(function: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> Any:
     """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves."""
+    if isinstance(tree, Tensor):  # the usual case first: this runs at every step
+        return function(path, tree)
     if isinstance(tree, Mapping):
-        mapped = {key: tree_map(function, value, f"{path}[{key!r}]") for key, value in tree.items()}
+        mapped = {key: tree_map(function, value, (*path, key)) for key, value in tree.items()}
         return _mapping_like(tree, mapped)
+    if isinstance(tree, (list, tuple)):
+        if not _is_branch(tree):
+            return function(path, tree)
+        parts = [tree_map(function, value, (*path, i)) for i, value in enumerate(tree)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     if is_record(tree):
-        fields = [f.name for f in dataclasses.fields(tree) if f.init]
-        parts = {f: tree_map(function, getattr(tree, f), f"{path}.{f}") for f in fields}
-        return dataclasses.replace(tree, **parts)
-    if isinstance(tree, (list, tuple)) and _is_branch(tree):
-        parts_ = [tree_map(function, value, f"{path}[{i}]") for i, value in enumerate(tree)]
-        return type(tree)(*parts_) if hasattr(tree, "_fields") else type(tree)(parts_)
+        names = [f.name for f in dataclasses.fields(tree) if f.init]
+        fields = {f: tree_map(function, getattr(tree, f), (*path, "." + f)) for f in names}
+        return dataclasses.replace(tree, **fields)
     return function(path, tree)
+
+
+def path_name(path: Path) -> str:
+    """How a leaf is written in Python: batch[1], batch['image'], batch.image."""
+    fields = (str(p) if str(p).startswith(".") else f"[{p!r}]" for p in path)
+    return "batch" + "".join(fields)
 
 
 def _mapping_like(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
@@ -235,7 +248,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device; copies to a device do not block."""
     ahead = device.type != "cpu"  # a copy to the host has to be there before it is read
 
-    def move(path: str, leaf: Any) -> Any:
+    def move(path: Path, leaf: Any) -> Any:
         return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(move, batch)
@@ -251,10 +264,10 @@ def take(
     has no row for each example is an error, or is passed on as it is if not `strict`.
     """
 
-    def pick(path: str, leaf: Any) -> Any:
-        if leaf is None or isinstance(leaf, (int, float, str, bytes, np.generic)) or path in shared:
+    def pick(path: Path, leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, (int, float, str, bytes, np.generic)):
             return leaf
-        if isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim == 0:
+        if (shared and path_name(path) in shared) or getattr(leaf, "ndim", 1) == 0:
             return leaf
         if isinstance(leaf, Tensor):
             if leaf.shape[0] == rows:
@@ -268,9 +281,9 @@ def take(
             return leaf
         shape = tuple(getattr(leaf, "shape", ())) or type(leaf).__name__
         raise RholossError(
-            f"{path} is {shape}, which has no row for each of the {rows} examples, so rows cannot be "
-            f"selected from it. If it belongs to all of them, pass `shared=({path!r},)`; else let the "
-            "collator stack it."
+            f"{path_name(path)} is {shape}, which has no row for each of the {rows} examples, so rows "
+            "cannot be selected from it. If it belongs to all of them, pass "
+            f"`shared=({path_name(path)!r},)`; else let the collator stack it."
         )
 
     return tree_map(pick, batch)

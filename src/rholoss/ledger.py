@@ -20,7 +20,7 @@ from rholoss.errors import RholossError
 from rholoss.steplog import read_log
 
 BACKWARD_FORWARDS = 2  # a backward pass costs about two forward passes
-COUNTS = ("steps", "candidates", "trained", "scored", "forwards")
+COUNTS = ("steps", "candidates", "loaded", "trained", "scored", "forwards")
 TIMES = ("scoring_seconds", "dry_run_seconds", "seconds", "loading_seconds")
 
 
@@ -63,6 +63,7 @@ class Ledger:
 
     Attributes:
         candidates, trained, scored: points seen as candidates, trained on, scored.
+        loaded: points that the loader brought; fewer than candidates where the batch sampler chose.
         forwards: forward passes of single points for scoring (several each with Monte-Carlo draws).
         scoring_seconds: time spent in `select`, apart from its first call, the dry run.
         seconds: all time from the first call (or the first batch of a watched loader) to the last
@@ -77,6 +78,7 @@ class Ledger:
     il_runs: int = 1
     steps: int = 0
     candidates: int = 0
+    loaded: int = 0
     trained: int = 0
     scored: int = 0
     forwards: int = 0
@@ -151,10 +153,11 @@ class Ledger:
                 self.scoring_seconds += self.seconds - before
         self.tick()
 
-    def count(self, candidates: int, trained: int, scored: int, forwards: int) -> None:
+    def count(self, candidates: int, loaded: int, trained: int, scored: int, forwards: int) -> None:
         """Count one step."""
         self.steps += 1
         self.candidates += candidates
+        self.loaded += loaded
         self.trained += trained
         self.scored += scored
         self.forwards += forwards
@@ -195,7 +198,7 @@ class Ledger:
         Scoring is left out, and of the time waited for the loader the part that loaded candidates
         which were not trained on.
         """
-        in_vain = 1 - self.trained / self.candidates if self.candidates else 0.0
+        in_vain = 1 - self.trained / self.loaded if self.loaded else 0.0
         selecting = self.scoring_seconds + self.dry_run_seconds
         return self.seconds - selecting - self.loading_seconds * in_vain
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,146 +20,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from rholoss import data, losses
 from rholoss.core import MONTE_CARLO
 from rholoss.errors import RholossError
+from rholoss.modes import (
+    BATCH_NORM_MODES,
+    PRECISIONS,
+    KeptBuffer,
+    kept_buffers,
+    kept_random_state,
+    own_autocast,
+    scoring_mode,
+    unwrapped,
+)
 from rholoss.quantities import QUANTITIES, Quantity
-
-BATCH_NORM_MODES = ("train", "batch", "eval")
-PRECISIONS = {
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-    "fp32": torch.float32,
-    "float32": torch.float32,
-}
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what DistributedDataParallel and `torch.compile` put around it."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif "_orig_mod" in model._modules:  # of `torch.compile`, whose flags are properties
-            model = model.get_submodule("_orig_mod")
-        else:
-            return model
-
-
-def submodules(model: nn.Module) -> list[nn.Module]:
-    """The model and all that is in it, each once; several times faster than `model.modules()`."""
-    found: dict[nn.Module, None] = {}
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        if module not in found:
-            found[module] = None
-            waiting.extend(child for child in module._modules.values() if child is not None)
-    return list(found)
-
-
-@contextlib.contextmanager
-def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterator[None]:
-    """Eval mode, apart from BatchNorm as `batch_norm` says and dropout if asked for.
-
-    'train': statistics of the candidates, running statistics move (the paper). 'batch': statistics of
-    the candidates, running statistics kept. 'eval': running statistics. A BatchNorm layer that is
-    frozen (in eval mode inside a model in train mode) stays frozen. Flags go through `__dict__`
-    because `Module.__setattr__` costs more than all else that is done here.
-    """
-    # What `torch.compile` puts around a module has no flag of its own.
-    found = [module for module in submodules(model) if "training" in module.__dict__]
-    modules = [module.__dict__ for module in found]
-    normalises = [isinstance(module, _BatchNorm) for module in found]
-    flags = [state["training"] for state in modules]
-    tracked = []
-    frozen_apart = model.training
-    try:
-        for state, is_norm, trains in zip(modules, normalises, flags, strict=True):
-            trains = trains or not frozen_apart
-            state["training"] = trains and (batch_norm != "eval" if is_norm else dropout)
-            if is_norm and batch_norm == "batch" and state["training"]:
-                tracked.append((state, state["track_running_stats"]))
-                state["track_running_stats"] = False  # so that no buffer is passed to the kernel
-        yield
-    finally:
-        for state, trains in zip(modules, flags, strict=True):
-            state["training"] = trains
-        for state, tracks in tracked:
-            state["track_running_stats"] = tracks
-
-
-@contextlib.contextmanager
-def kept_random_state(device: torch.device, seed: int | None) -> Iterator[None]:
-    """Restore the random state afterwards; start from `seed` inside, if there is one."""
-    state = torch.default_generator.get_state()
-    cuda = None
-    if device.type == "cuda":
-        cuda = torch.cuda.default_generators[
-            torch.cuda.current_device() if device.index is None else device.index
-        ]
-    # As long as the seed stays, a CUDA generator is where its offset is: cheaper to keep than its state.
-    cuda_state: Any = None
-    if cuda is not None:
-        cuda_state = cuda.get_offset() if seed is None else cuda.get_state()
-    try:
-        if seed is not None:
-            for generator in (torch.default_generator, cuda):
-                if generator is not None:
-                    generator.manual_seed(seed)
-        yield
-    finally:
-        torch.default_generator.set_state(state)
-        if cuda is not None and seed is None:
-            cuda.set_offset(cuda_state)
-        elif cuda is not None:
-            cuda.set_state(cuda_state)
-
-
-class KeptBuffer:
-    """A copy of a buffer, to see whether it moved and to put it back: changed in place or replaced."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        path, _, self.leaf = name.rpartition(".")
-        self.name, self.owner = name, model.get_submodule(path)._buffers
-        self.buffer = model.get_buffer(name)
-        self.copy = self.buffer.clone()
-
-    def moved(self) -> bool:
-        """Whether it is another than it was. Waits for the device."""
-        same = self.owner.get(self.leaf) is self.buffer
-        return not same or not torch.equal(self.buffer, self.copy)
-
-    def restore(self) -> None:
-        """Put it back as it was."""
-        with torch.no_grad():
-            self.buffer.copy_(self.copy)
-        self.owner[self.leaf] = self.buffer
-
-
-@contextlib.contextmanager
-def kept_buffers(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Restore these buffers afterwards."""
-    kept = [KeptBuffer(model, name) for name in names]
-    try:
-        yield
-    finally:
-        for buffer in kept:
-            buffer.restore()
-
-
-def own_autocast(
-    device: torch.device, dtype: torch.dtype | None
-) -> contextlib.AbstractContextManager[Any]:
-    """An autocast block without a weight cache: weights cast here must not reach the training step.
-
-    A cached cast made under no_grad has no gradient, and a later forward pass in the same outer
-    autocast block would use it and lose the gradients of the weights (pytorch #65766).
-    """
-    around = torch.is_autocast_enabled(device.type)
-    enabled = around if dtype is None else dtype != torch.float32
-    if not enabled and not around:
-        return contextlib.nullcontext()
-    chosen = torch.get_autocast_dtype(device.type) if dtype in (None, torch.float32) else dtype
-    return torch.autocast(device.type, dtype=chosen, enabled=enabled, cache_enabled=False)
 
 
 class Scorer:
@@ -375,7 +246,7 @@ class Scorer:
 def _cut(batch: Any, rows: int, part: slice) -> Any:
     """A part of the rows. Slices, so that nothing is copied and no device is waited for."""
 
-    def cut(path: str, leaf: Any) -> Any:
+    def cut(path: data.Path, leaf: Any) -> Any:
         whole = isinstance(leaf, (list, tuple)) and len(leaf) == rows
         whole = whole or getattr(leaf, "shape", ())[:1] == (rows,)
         return leaf[part] if whole else leaf

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,27 +21,12 @@ from rholoss.sampler import CandidateBatches, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
 from rholoss.sources import Source, TableSource, as_source, known_on_host
-from rholoss.steplog import StepLog
+from rholoss.steplog import Chosen, StepLog
 
 FLUSH_STEPS = 100  # errors on a device are told at most so many steps late
 STATE_VERSION = 1
 
 Tap = Callable[[int, Stats, "Chosen"], None]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What one step chose: ids, positions among the candidates, scores and importance weights."""
-
-    index: Any
-    position: Tensor
-    weight: Tensor | None
-    score_B: Tensor | None  # of all candidates
-
-    @property
-    def score(self) -> Tensor | None:
-        """Scores [k] of the chosen; None where nothing was scored."""
-        return None if self.score_B is None else self.score_B.index_select(0, self.position)
 
 
 class Selector:
@@ -131,12 +115,15 @@ class Selector:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""
+        if not self._checked:
+            self.log.check_new(self.step)
         device, phase = data.device_of(model), self._phase(self.step)
         generator = core.step_generator(self.seed, self.step)
         with self.ledger.timed(device, dry_run=not self._checked):
             ids = self.find_index(batch)
             rows = len(ids)
-            k = self._num_selected(rows, phase)
+            candidates = self._candidates(rows, phase)
+            k = rows if rows < candidates else self._num_selected(rows)
             loss_B = self._irreducible_on_host(ids, batch, phase)
             batch = data.to_device(batch, device)
             stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
@@ -151,26 +138,32 @@ class Selector:
             training = data.take(batch, position, rows, self.shared)
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
-                self.source.update(self._body(training))
-        chosen = Chosen(self.find_index(training), position, selection.weight, score_B)
+                self.source.update(self._body(training), selection.weight)
+        index = data.find_index(training) if self.find_index is data.find_index else None
+        if index is None:  # a function of the user's may not be one of the rows
+            index = data.take(ids, position, rows)
+        chosen = Chosen(index, position, selection.weight, score_B)
         draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
         scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
-        self.ledger.count(rows, k, scored, scored * draws)
+        self.ledger.count(candidates, rows, k, scored, scored * draws)
         self._finish(stats, chosen)
         return training
 
     def _phase(self, step: int) -> Phase:
-        return Phase(score=False) if self.off else self.schedule(step)
+        phase = Phase(score=False) if self.off else self.schedule(step)
+        return phase if self.method.needs else Phase(score=False, drop=phase.drop)
 
     def _reads_irreducible(self, phase: Phase) -> bool:
         ahead = phase.score or not self._checked
         return phase.drop > 0 or (ahead and "irreducible_loss" in self.method.needs)
 
-    def _num_selected(self, rows: int, phase: Phase) -> int:
+    def _candidates(self, rows: int, phase: Phase) -> int:
+        """Candidates of this step: more than rows, if the batch sampler has chosen among them."""
+        return self._sampler.rows_at(self.step) if self._sampler and not phase.score else rows
+
+    def _num_selected(self, rows: int) -> int:
         if rows == 0:
             raise RholossError("The candidate batch is empty; check the data set and the sampler.")
-        if not phase.score and self._sampler and rows < self._sampler.rows_at(self.step):
-            return rows  # the sampler has chosen already
         if self.k is not None and self.k > rows:
             raise RholossError(
                 f"`k`={self.k} is larger than the candidate batch of {rows}. Make the loader's batch "

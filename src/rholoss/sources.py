@@ -35,8 +35,8 @@ class Source:
         """Irreducible losses [B] on the device; NaN where there is none. The batch has no ids."""
         raise NotImplementedError
 
-    def update(self, batch: Any) -> None:
-        """Learn from the selected rows: what a live model does."""
+    def update(self, batch: Any, weight: Tensor | None = None) -> None:
+        """Learn from the selected rows (and their importance weights): what a live model does."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """What a resumed run needs; nothing for a table."""

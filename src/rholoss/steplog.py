@@ -12,13 +12,31 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from rholoss.errors import RholossError
+
 DIGITS = 6  # of a score
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What one step chose: ids, positions among the candidates, scores and importance weights."""
+
+    index: Any
+    position: Tensor
+    weight: Tensor | None
+    score_B: Tensor | None  # of all candidates
+
+    @property
+    def score(self) -> Tensor | None:
+        """Scores [k] of the chosen; None where nothing was scored."""
+        return None if self.score_B is None else self.score_B.index_select(0, self.position)
 
 
 class StepLog:
@@ -27,6 +45,14 @@ class StepLog:
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = None if path is None else Path(path)
         self._waiting: list[dict[str, Any]] = []
+
+    def check_new(self, step: int) -> None:
+        """Raise if a run that starts at this step would write behind another run's steps."""
+        if step == 0 and self.path is not None and self.path.exists() and self.path.stat().st_size:
+            raise RholossError(
+                f"`log`={str(self.path)!r} holds the log of another run. To go on with that run load its "
+                "state (`select.load_state_dict`); for a new one choose another path or delete the file."
+            )
 
     def add(self, step: int, index: Any, score: Tensor | None) -> None:
         """Keep a step until the next flush."""

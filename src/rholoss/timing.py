@@ -21,8 +21,9 @@ from rholoss.errors import RholossError
 from rholoss.il.points import points_of, positive
 from rholoss.il.views import own_randomness, without_ids
 from rholoss.methods import METHODS
+from rholoss.modes import PRECISIONS
 from rholoss.progress import Bar
-from rholoss.scoring import PRECISIONS, Scorer
+from rholoss.scoring import Scorer
 
 KS = (2, 3, 4, 5, 10)
 MIN_ROUNDS, MAX_ROUNDS = 3, 50

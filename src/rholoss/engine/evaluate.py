@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from rholoss.engine.capture import Captured
 from rholoss.engine.resident import Resident
 from rholoss.losses import output_of
-from rholoss.scoring import PRECISIONS, own_autocast, scoring_mode
+from rholoss.modes import PRECISIONS, own_autocast, scoring_mode
 
 
 @dataclass(frozen=True)

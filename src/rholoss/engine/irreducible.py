@@ -15,7 +15,7 @@ from rholoss.errors import RholossError
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
 from rholoss.losses import TASKS
-from rholoss.scoring import PRECISIONS, own_autocast, scoring_mode
+from rholoss.modes import PRECISIONS, own_autocast, scoring_mode
 
 
 def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[int], float]:

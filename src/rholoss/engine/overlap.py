@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.step import DeviceStep
-from rholoss.scoring import submodules
+from rholoss.modes import submodules
 
 
 class Replica:

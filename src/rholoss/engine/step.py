@@ -18,7 +18,8 @@ from rholoss.core import Method, Stats
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Resident
 from rholoss.losses import Task
-from rholoss.scoring import Scorer, kept_random_state, own_autocast, scoring_mode
+from rholoss.modes import kept_random_state, own_autocast, scoring_mode
+from rholoss.scoring import Scorer
 
 
 @dataclass
@@ -187,6 +188,6 @@ class DeviceStep:
         selection, score_B = self.choose(self.model, index, x, y, generator)
         b = selection.position
         if self.live is not None:
-            self.live.update((x[b].float(), y[b]))
+            self.live.update((x[b].float(), y[b]), selection.weight)
         loss = self.learn(x[b], y[b], selection.weight)
         self.counters.record(index[b], score_B[b], loss)

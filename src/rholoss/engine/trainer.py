@@ -19,9 +19,10 @@ from rholoss.engine.step import Counters, DeviceStep
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.ledger import Ledger
 from rholoss.losses import Task
+from rholoss.modes import PRECISIONS
 from rholoss.sampler import EPOCHS
 from rholoss.schedules import Schedule, constant
-from rholoss.scoring import PRECISIONS, Scorer
+from rholoss.scoring import Scorer
 from rholoss.sources import TableSource, as_source, raise_unmeasured
 from rholoss.steplog import StepLog
 
@@ -199,7 +200,7 @@ class Trainer:
         self.step += 1
         rows = self.candidates if scores else self.k
         forwards = rows * self.body.draws if scores and self.body.runs_model else 0
-        self.ledger.count(rows, self.k, rows if forwards else 0, forwards)
+        self.ledger.count(rows, rows, self.k, rows if forwards else 0, forwards)
         self._in_window += 1
         if self._in_window == WINDOW:
             self.flush()

@@ -50,11 +50,12 @@ class LiveIrreducible(Source):
             loss_B = self.loss(self.model, batch)
         return losses.check_per_example(loss_B, len(ids)).float()
 
-    def update(self, batch: Any) -> None:
+    def update(self, batch: Any, weight: Tensor | None = None) -> None:
         """One step of the model's own optimizer on the selected points."""
         self.optimizer.zero_grad()
         with torch.enable_grad(), torch.autocast(data.device_of(self.model).type, enabled=False):
-            self.loss(self.model, batch).mean().backward()
+            loss_k = self.loss(self.model, batch)
+            (loss_k if weight is None else loss_k * weight).mean().backward()
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
