@@ -57,7 +57,7 @@ def _read_safetensors(file: Path) -> dict[str, Any]:
         from safetensors.torch import load_file
     except ImportError:
         raise RholossError(
-            f"--weights {file} needs the package safetensors: pip install safetensors."
+            f"--weights {file} needs the package safetensors: pip install 'rholoss[cli]'."
         ) from None
     try:
         return load_file(file)
