@@ -26,7 +26,8 @@ class Order:
                 f"Only {len(rows)} rows are left to train on, fewer than one batch of {self.size}; "
                 "drop fewer, or make the batch smaller."
             )
-        self._rows[: self.left].copy_(rows[: self.left * self.size].view(self.left, self.size))
+        dealt = rows[: self.left * self.size].view(self.left, self.size)
+        self._rows[: self.left].copy_(dealt, non_blocking=True)
         self._place.zero_()
 
     def next(self) -> Tensor:

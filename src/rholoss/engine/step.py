@@ -6,6 +6,7 @@ Everything a step reads and writes is a tensor that stays in place, so that the 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,43 @@ class Counters:
         self.short += num_bad > len(score_B) - enough
 
 
+# The parts that are compiled: functions of their arguments alone, so that all trainers of a process
+# share one compilation.
+
+
+@functools.cache
+def compiled(part: Callable[..., Any]) -> Callable[..., Any]:
+    """The part, compiled for fixed shapes."""
+    return torch.compile(part, dynamic=False)
+
+
+def gather(data: Resident, rows: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of these rows."""
+    return data.batch(rows, drawn)
+
+
+def train_losses(
+    model: nn.Module, task: Task, x: Tensor, y: Tensor, dtype: torch.dtype | None
+) -> Tensor:
+    """Loss of each row, with a graph of gradients."""
+    with own_autocast(x.device, dtype):
+        return task(model, (x, y))
+
+
+def score_candidates(
+    model: nn.Module,
+    scorer: Scorer,
+    x: Tensor,
+    y: Tensor,
+    needs: frozenset[str],
+    draws: int,
+    dtype: torch.dtype | None,
+) -> dict[str, Tensor]:
+    """Quantities of each row, as the model is now."""
+    with own_autocast(x.device, dtype):
+        return scorer.forward(model, (x, y), len(y), needs, draws)
+
+
 class DeviceStep:
     """The bodies of the steps, over a model, its optimizer, resident data and a method."""
 
@@ -95,23 +133,15 @@ class DeviceStep:
         self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the step
         self.order = Order(len(data), candidates, data.device)
         self.uniform_order = Order(len(data), k, data.device)
-        self.runs_model = bool(method.needs - {"irreducible_loss"})
         self.draws = scorer.draws if method.needs & core.MONTE_CARLO else 1
-        wrap: Callable[..., Any] = torch.compile if compile else lambda function, **_: function
-        self._batch = wrap(data.batch, dynamic=False)
-        self._losses = wrap(self._train_losses, dynamic=False)
-        self._scores = wrap(self._measure, dynamic=False)
-
-    # The parts, each a function of tensors.
-
-    def _train_losses(self, x: Tensor, y: Tensor) -> Tensor:
-        with own_autocast(self.data.device, self.dtype):
-            return self.task(self.model, (x, y))
-
-    def _measure(self, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        needs = self.method.needs - {"irreducible_loss"}
-        with own_autocast(self.data.device, self.dtype):
-            return self.scorer.forward(model, (x, y), len(y), needs, self.draws)
+        self.needs = method.needs - {"irreducible_loss"}
+        self.runs_model = bool(self.needs)
+        wrap: Callable[..., Any] = compiled if compile else lambda part: part
+        self._gather, self._losses, self._scores = (
+            wrap(gather),
+            wrap(train_losses),
+            wrap(score_candidates),
+        )
 
     def measure(
         self, model: nn.Module, x: Tensor, y: Tensor, generator: Generator
@@ -127,12 +157,12 @@ class DeviceStep:
         ):  # inside a CUDA graph the state is the graph's
             randomness = kept_random_state(self.data.device, core.draw_seed(generator))
         with torch.no_grad(), mode, randomness:
-            return self._scores(model, x, y)
+            return self._scores(model, self.scorer, x, y, self.needs, self.draws, self.dtype)
 
     def take(self, order: Order, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, inputs and targets of the next batch of an order."""
         rows = order.next()
-        x, y = self._batch(rows, self.data.draw(len(rows), generator))
+        x, y = self._gather(self.data, rows, self.data.draw(len(rows), generator))
         return self.data.ids.index_select(0, rows), x, y
 
     def choose(
@@ -156,7 +186,7 @@ class DeviceStep:
     def learn(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """A gradient step at the rate of this step; returns the loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss_k = self._losses(x, y)
+        loss_k = self._losses(self.model, self.task, x, y, self.dtype)
         loss = loss_k.mean() if weight is None else (loss_k * weight).mean()
         loss.backward()
         self._set_rate()

@@ -134,6 +134,7 @@ class Trainer:
         self.step = 0
         self.losses: list[Tensor] = []  # of the steps, as they were read
         self._epochs = self._in_window = 0
+        self._rows_after = self._rows_left(self.schedule.drop)  # once the schedule has stopped
 
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""
@@ -159,22 +160,28 @@ class Trainer:
         table[ids] = loss_N
         return table.to(self.data.device)
 
-    def _deal(self, scores: bool, drop: float) -> None:
-        """Start an epoch: a new order of the rows, without those of highest irreducible loss."""
+    def _rows_left(self, drop: float) -> Tensor:
+        """The rows without the share `drop` of highest irreducible loss."""
+        rows = torch.arange(len(self.data))
+        if not drop or self.body.irreducible is None:
+            return rows
+        loss_N = self.body.irreducible.index_select(0, self.data.ids).cpu()
+        return rows[loss_N <= loss_N.quantile(1 - drop)]
+
+    def _deal(self, scores: bool) -> None:
+        """Start an epoch: a new order of the rows."""
         generator = core.step_generator(self.seed, EPOCHS + self._epochs)
         self._epochs += 1
-        rows = torch.arange(len(self.data))
-        if drop and self.body.irreducible is not None:
-            loss_N = self.body.irreducible.index_select(0, self.data.ids).cpu()
-            rows = rows[loss_N <= loss_N.quantile(1 - drop)]
+        dropping = not scores and self.step >= self.schedule.stop
+        rows = self._rows_after if dropping else torch.arange(len(self.data))
         order = self.body.order if scores else self.body.uniform_order
         order.deal(rows[torch.randperm(len(rows), generator=generator)])
 
-    def _take_from(self, scores: bool, drop: float) -> None:
+    def _take_from(self, scores: bool) -> None:
         """See to it that the order has a batch left, and count it."""
         order = self.body.order if scores else self.body.uniform_order
         if order.left == 0:
-            self._deal(scores, drop)
+            self._deal(scores)
         order.left -= 1
 
     def train(self, steps: int) -> None:
@@ -189,13 +196,15 @@ class Trainer:
                 self._one_step()
 
     def _one_step(self) -> None:
+        if self.step == self.schedule.stop:
+            self.body.uniform_order.left = 0  # what is left of an earlier order was not filtered
         phase = self.schedule(self.step)
         scores = phase.score and bool(self.method.needs)
         if scores and self.overlapped is not None and not self.overlapped.waiting:
-            self._take_from(scores, phase.drop)
+            self._take_from(scores)
             self.overlapped.prime()
         self.ledger.tick()
-        self._take_from(scores, phase.drop)
+        self._take_from(scores)
         self.captured[scores]()
         self.step += 1
         rows = self.candidates if scores else self.k

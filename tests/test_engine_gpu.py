@@ -1,0 +1,190 @@
+"""The engine on a GPU: captured, without the host, and choosing as the specification does."""
+
+import pytest
+import torch
+from torch import nn
+
+import rholoss as rho
+from rholoss import core
+from rholoss.engine import CropFlip, Evaluator, Resident, Trainer, fit_resident
+from rholoss.errors import RholossError, TooFewFiniteScoresError
+from rholoss.sampler import EPOCHS
+
+pytestmark = pytest.mark.gpu
+N, B, K, STEPS = 2000, 320, 32, 24
+
+
+@pytest.fixture(scope="module")
+def toy():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 5, (N,), generator=generator)
+    x = torch.randn(N, 20, generator=generator) + 2 * nn.functional.one_hot(y, 20)
+    return x, y, torch.rand(N, generator=generator)
+
+
+def make_model(dropout=0.0):
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, 5)
+    )
+
+
+def trainer(toy, model=None, **options):
+    x, y, il = toy
+    options = {"total_steps": STEPS, "irreducible": il, "seed": 3, **options}
+    made = Trainer(model or make_model(), Resident(x, y, device="cuda"), **options)
+    made.seen = []
+    made.on_flush.append(lambda step, index, losses: made.seen.extend(index))
+    return made
+
+
+def shares(toy, fast):
+    """Share of the specification's choice that the engine made too, step by step, on its own weights."""
+    x, y, il = (t.cuda() for t in toy)
+    model = make_model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = []
+    rows = (
+        row
+        for epoch in range(9)
+        for row in torch.randperm(N, generator=core.step_generator(3, EPOCHS + epoch))[
+            : N // B * B
+        ].view(-1, B)
+    )
+    for step, index in zip(range(STEPS), rows, strict=False):
+        index = index.cuda()
+        selection, _ = core.train_step(
+            model, optimizer, (index, x[index], y[index]), rho.METHODS["rho"], K,
+            core.step_generator(3, step), il,
+        )  # fmt: skip
+        chosen = set(index[selection.position].tolist())
+        found.append(len(chosen & set(fast.seen[step].tolist())) / K)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": True}])
+def test_it_chooses_what_the_specification_chooses(toy, options):
+    fast = trainer(toy, **options)
+    fast.train(STEPS)
+    fast.flush()
+    assert fast.captured[True].graph is not None
+    assert sum(shares(toy, fast)) / STEPS > 0.97  # the order of sums differs, and Adam amplifies it
+
+
+def test_bfloat16_ranks_the_candidates_as_float32_does(toy):
+    """At the same weights: the first step, before any update."""
+    x, y, il = (t.cuda() for t in toy)
+    fast = trainer(toy, precision="bf16")
+    fast.train(1)
+    fast.flush()
+    index = torch.randperm(N, generator=core.step_generator(3, EPOCHS))[:B].cuda()
+    exact = core.measure(make_model().cuda(), x[index], y[index], 1, 0)["loss"] - il[index]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        rough = core.measure(make_model().cuda(), x[index], y[index], 1, 0)["loss"] - il[index]
+    ranks = torch.stack([exact.argsort().argsort(), rough.argsort().argsort()]).float()
+    assert torch.corrcoef(ranks)[0, 1] > 0.999
+    best = set(index[exact.topk(K).indices].tolist())
+    assert len(best & set(fast.seen[0].tolist())) >= 0.9 * K
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("uniform", {}), ("grad_norm_is", {}), ("bald", {}), ("negative_il", {}),
+        ("rho", {"overlap": True}), ("rho", {"overlap": True, "precision": "bf16"}),
+        ("rho", {"batch_norm": "batch"}), ("rho", {"schedule": rho.annealed(300, switch=0.1, drop=0.1)}),
+    ],
+)  # fmt: skip
+def test_every_kind_of_step_is_captured_and_learns_without_the_host(toy, no_waiting, name, options):
+    fast = trainer(toy, make_model(0.2), method=name, total_steps=300, **options)
+    fast.train(30)
+    fast.flush()
+    with no_waiting():
+        fast.train(60)
+    fast.train(210)
+    fast.flush()
+    assert any(captured.graph is not None for captured in fast.captured.values())
+    assert not any(captured.why_eager for captured in fast.captured.values())
+    x, y, _ = toy
+    result = Evaluator(fast.model, Resident(x, y, device="cuda"), num_classes=5)()
+    assert result.accuracy > 0.9
+    assert torch.stack(fast.seen).unique().numel() > 100
+
+
+def test_a_live_model_learns_inside_the_graph(toy):
+    live = rho.LiveIrreducible(
+        make_model().cuda(), lambda p: torch.optim.AdamW(p, lr=1e-3, capturable=True)
+    )
+    fast = trainer(toy, irreducible=live, total_steps=100)
+    before = live.model[0].weight.clone()
+    fast.train(100)
+    fast.flush()
+    assert fast.captured[True].graph is not None
+    assert (live.model[0].weight - before).abs().max() > 0.01
+    assert live.model[1].num_batches_tracked == 0
+
+
+def test_the_learning_rate_of_each_step_reaches_the_optimizer(toy):
+    fast = trainer(toy, learning_rate=lambda step: 1e-3 if step < 10 else 0.0)
+    fast.train(10)
+    weights = fast.model[0].weight.clone()
+    fast.train(14)
+    fast.flush()
+    assert torch.equal(fast.model[0].weight, weights)
+    assert not torch.equal(weights, make_model()[0].weight.cuda())
+
+
+class Breaks(nn.Module):
+    """Asks the device for a number in the middle of the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(20, 5)
+
+    def forward(self, x):
+        return self.inner(x) * (1.0 if x.sum().item() > 0 else 1.5)
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_why(toy):
+    fast = trainer(toy, Breaks())
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph and runs eagerly"):
+        fast.train(STEPS)
+    fast.flush()
+    assert fast.captured[True].eager
+    assert len(fast.seen) == STEPS
+
+
+def test_a_loss_that_is_not_finite_stops_within_100_steps(toy):
+    x, y, il = toy
+    fast = trainer((x * float("inf"), y, il), total_steps=200)
+    with pytest.raises(TooFewFiniteScoresError, match="fewer finite scores than are selected"):
+        fast.train(200)
+    assert fast.step == 100
+
+
+def test_data_that_does_not_fit_is_refused_before_it_is_taken(toy, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**16, 2**30))
+    with pytest.raises(RholossError, match=r"The data needs 0\.00 GiB on cuda.* use `Selector`"):
+        Resident(toy[0], toy[1], device="cuda")
+
+
+def test_irreducible_losses_of_images_in_graphs():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (1200,), generator=generator)
+    images = torch.randint(0, 60, (1200, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    for label in range(4):
+        images[y == label, label % 3, 4 * label : 4 * label + 4] += 150
+    wrong = torch.rand(1200, generator=generator) < 0.1
+    given = torch.where(wrong, (y + 1) % 4, y)
+    data = Resident(
+        images, given, mean=(0.5,) * 3, std=(0.5,) * 3, augment=CropFlip(1), dtype=torch.bfloat16
+    )
+
+    def make():
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 4)
+        )
+
+    il = fit_resident(make, data, folds=2, precision="bf16", epochs=15, batch_size=64)
+    losses = il.lookup(torch.arange(1200))
+    assert losses[wrong].median() > 3 * losses[~wrong].median()
