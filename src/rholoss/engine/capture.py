@@ -22,9 +22,18 @@ class Captured:
     """
 
     def __init__(
-        self, body: Callable[[], None], device: torch.device, generators: Sequence[Generator] = ()
+        self,
+        body: Callable[[], None],
+        device: torch.device,
+        generators: Sequence[Generator] = (),
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.body, self.device, self.generators = body, device, generators
+        # One stream for all, since autograd remembers on which one it met a parameter. High priority:
+        # what a step puts on a side stream fills the gaps and does not hold it up.
+        self.stream = stream
+        if stream is None and device.type == "cuda":
+            self.stream = torch.cuda.Stream(device, priority=-1)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager = device.type != "cuda"
         self.why_eager = f"{device.type} has no CUDA graphs" if self.eager else ""
@@ -44,19 +53,19 @@ class Captured:
             self()
 
     def _on_side_stream(self, body: Callable[[], None]) -> None:
-        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        assert self.stream is not None
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
             body()
-        current.wait_stream(stream)
+        current.wait_stream(self.stream)
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
         try:
-            # High priority: what is put on a side stream fills the gaps and does not hold it up.
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device, priority=-1)):
+            with torch.cuda.graph(graph, stream=self.stream):
                 self.body()
         except torch.cuda.OutOfMemoryError as error:
             raise RholossError(

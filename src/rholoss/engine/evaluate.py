@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class Evaluation:
 class Evaluator:
     """Measures a classifier on a resident data set, un-augmented, in eval mode; changes nothing.
 
-    The last batch is filled up with rows that do not count, so that all have one shape.
+    `capture=False` runs it eagerly, for a single look. The last batch is filled up with rows that do not count, so that all have one shape.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Evaluator:
         batch_size: int = 1000,
         precision: str | None = None,
         compile: bool = False,
+        capture: bool = True,
     ) -> None:
         self.model, self.data, self.num_classes = model, data, num_classes
         self.dtype = PRECISIONS[precision] if precision else None
@@ -49,7 +51,7 @@ class Evaluator:
         self._measure = (
             torch.compile(self._one_batch, dynamic=False) if compile else self._one_batch
         )
-        self._run = Captured(self._body, data.device)
+        self._run: Callable[[], None] = Captured(self._body, data.device) if capture else self._body
 
     def _one_batch(self, rows: Tensor, counts: Tensor) -> Tensor:
         x, y = self.data.batch(rows)

@@ -125,10 +125,9 @@ class Trainer:
         self.overlapped = OverlappedStep(self.body, low) if overlap else None
         generators = [self._device_generator] if device.type == "cuda" else []
         select = self.overlapped or self.body.select
-        self.captured = {
-            True: Captured(select, device, generators),
-            False: Captured(self.body.uniform, device, generators),
-        }
+        chosen = Captured(select, device, generators)
+        uniform = Captured(self.body.uniform, device, generators, chosen.stream)
+        self.captured = {True: chosen, False: uniform}  # by whether the step scores
         self.log, self.ledger = StepLog(log), Ledger(float(getattr(irreducible, "seconds", 0.0)))
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
