@@ -25,7 +25,7 @@ test: lint
 
 # Slow things: faults and other versions. Their output is committed.
 test-full: lint
-	$(BIN)/pytest -m full
+	$(BIN)/pytest -m full -s tests/full 2>&1 | tee tests/full/output.txt
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import rholoss
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -34,3 +36,9 @@ def test_the_index_lists_every_page():
         for line in (ROOT / "docs/index.md").read_text().splitlines()
         if "](" in line
     } | {"index.md"}
+
+
+def test_every_public_name_is_on_a_page():
+    text = "\n".join(page.read_text() for page in PAGES)
+    missing = [name for name in rholoss.__all__ if not re.search(rf"\b{name}\b", text)]
+    assert not missing

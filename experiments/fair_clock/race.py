@@ -24,6 +24,7 @@ from rholoss.noise import uniform_noise
 
 NUM_CLASSES, NUM_VALIDATION = 10, 5000
 NOISE_SEED = 2022
+IL_RECIPE = {"epochs": 12, "batch_size": 256, "learning_rate": 4e-3}  # two folds, small CNN
 CHUNK = 50  # steps of one run before the next one has its turn
 
 
@@ -63,7 +64,7 @@ class Race:
             data, _ = self.data(labels, split)
             for _ in range(1 if self._il else 2):
                 torch.cuda.synchronize() if data.device.type == "cuda" else None
-                il = fit_resident(SmallCNN, data, folds=2, precision=self.precision, epochs=8)
+                il = fit_resident(SmallCNN, data, folds=2, precision=self.precision, **IL_RECIPE)
             self._il[labels, split] = il
         return self._il[labels, split]
 
@@ -162,8 +163,8 @@ def _write(race: Race, cell: Cell, trainer: Trainer, out: Path) -> None:
         race.data(cell.labels, cell.split)[1],
         num_classes=NUM_CLASSES,
         precision=race.precision,
+        capture=False,
     )
-    evaluator._run.eager = True  # once only
     result = evaluator()
     il = race._il.get((cell.labels, cell.split)) if ARMS[cell.arm].needs_il else None
     record = {
@@ -175,6 +176,7 @@ def _write(race: Race, cell: Cell, trainer: Trainer, out: Path) -> None:
         "scored": trainer.ledger.scored,
         "trained": trainer.ledger.trained,
         "il_seconds": None if il is None else round(il.seconds, 3),
+        "il_recipe": None if il is None else IL_RECIPE,
         "step_ms": {key: round(value, 4) for key, value in race.times.items()},
         "error": error,
         **about(),

@@ -27,7 +27,8 @@ class Evaluation:
 class Evaluator:
     """Measures a classifier on a resident data set, un-augmented, in eval mode; changes nothing.
 
-    `capture=False` runs it eagerly, for a single look. The last batch is filled up with rows that do not count, so that all have one shape.
+    The last batch is filled up with rows that do not count, so that all have one shape.
+    `capture=False` runs it eagerly, for a single look.
     """
 
     def __init__(
