@@ -135,7 +135,7 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": str(datetime.date.today()),
-        "command": "python benchmarks/bench_step.py " + " ".join(sys.argv[1:]),
+        "command": f"python benchmarks/bench_step.py --steps {arguments.steps}",
     }
     for name, (make, scored, trained) in table().items():
         if arguments.rows and not any(name.startswith(row) for row in arguments.rows):

@@ -62,6 +62,7 @@ def shares(toy, fast):
     return found
 
 
+@pytest.mark.filterwarnings("ignore")  # inductor warns of its own doings
 @pytest.mark.parametrize("options", [{}, {"compile": True}])
 def test_it_chooses_what_the_specification_chooses(toy, options):
     fast = trainer(toy, **options)

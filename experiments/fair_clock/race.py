@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n
-from experiments.fair_clock.arms import ARMS, Cell, needed_times, read_key, time_key
+from experiments.fair_clock.arms import ARMS, Arm, Cell, needed_times, read_key, time_key
 from experiments.models import ResNet18, SmallCNN
 from rholoss.engine import CropFlip, Evaluator, Resident, Trainer, fit_resident, one_cycle
 from rholoss.noise import uniform_noise
@@ -68,8 +68,8 @@ class Race:
             self._il[labels, split] = il
         return self._il[labels, split]
 
-    def trainer(self, cell: Cell, steps: int) -> Trainer:
-        arm, (data, _) = ARMS[cell.arm], self.data(cell.labels, cell.split)
+    def trainer(self, cell: Cell, steps: int, arm: Arm | None = None) -> Trainer:
+        arm, (data, _) = arm or ARMS[cell.arm], self.data(cell.labels, cell.split)
         torch.manual_seed(cell.seed)
         return Trainer(
             ResNet18().to(memory_format=torch.channels_last),
@@ -92,11 +92,8 @@ class Race:
             key = time_key(method, n_b, k)
             if key in self.times:
                 continue
-            name = "uniform" if method == "uniform" else f"{method} k={k}"
-            arm = next(
-                a for a in ARMS.values() if a.method == method and a.k == k and a.switch == 1
-            )
-            trainer = self.trainer(Cell("clean", arm.name, n_b, 1e-3, 0), steps + 30)
+            arm = Arm(key, method, k=k)
+            trainer = self.trainer(Cell("clean", "uniform", n_b, 1e-3, 0), steps + 30, arm)
             trainer.train(30)
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
             marks[0].record()
@@ -106,7 +103,7 @@ class Race:
             torch.cuda.synchronize()
             spans = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
             self.times[key] = statistics.median(spans)
-            print(f"{key} ({name}): {self.times[key]:.3f} ms", flush=True)
+            print(f"{key}: {self.times[key]:.3f} ms", flush=True)
 
 
 def about() -> dict[str, Any]:
@@ -117,8 +114,15 @@ def about() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "date": str(datetime.date.today()),
-        "command": "python -m experiments.fair_clock " + " ".join(sys.argv[1:]),
+        "command": "python -m experiments.fair_clock " + " ".join(_without_paths(sys.argv[1:])),
     }
+
+
+def _without_paths(words: list[str]) -> list[str]:
+    """The command as anyone would give it: where data and results lie is not part of it."""
+    own = [i for i, word in enumerate(words) if word in ("--out", "--data")]
+    kept = [word for i, word in enumerate(words) if i not in own and i - 1 not in own]
+    return [f'"{word}"' if " " in word else word for word in kept]
 
 
 def done(paths: list[Path]) -> set[str]:
