@@ -81,7 +81,8 @@ def test_nested_subsets_keep_the_ids_of_the_data_inside():
     assert data.ids_of_rows(outside).tolist() == [12, 4]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
+@pytest.mark.parametrize("num_workers", [0, 4])
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
 def test_ids_stay_with_their_points_whatever_the_loader_does(num_workers, kind):
     """Check 10: a shuffled subset, workers, two epochs; the data tell their own id."""

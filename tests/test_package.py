@@ -37,23 +37,28 @@ def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(wheel):
 
 def test_the_demo_starts_from_the_wheel_in_an_empty_environment(wheel, tmp_path):
     """Torch and the other dependencies are lent from this environment; rholoss itself is not."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
-    python = tmp_path / "env" / "bin" / "python"
-    own = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(own)
-    lent = Path(own) / "lent.pth"
-    lent.write_text(sysconfig.get_path("purelib") + "\n")
+    env = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
+    python = env / "bin" / "python"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    ]
+    subprocess.run(install, check=True, capture_output=True, text=True)
+    site = next((env / "lib").glob("python*")) / "site-packages"
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     where = [python, "-c", "import rholoss; print(rholoss.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
-    assert found.startswith(own)
+    assert found.startswith(str(site))
     demo = [
-        python,
-        "-m",
-        "rholoss",
+        env / "bin" / "rholoss",
         "demo",
         "--epochs",
         "1",

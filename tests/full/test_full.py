@@ -32,7 +32,7 @@ rho.fit_irreducible(make, data, folds=3, epochs=4, batch_size=20, out=sys.argv[1
 """
 
 
-def test_an_il_fit_that_is_killed_20_times_ends_as_an_undisturbed_one(tmp_path):
+def test_an_il_fit_that_is_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path):
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", FIT, tmp_path / "whole"], check=True)
     whole = time.perf_counter() - start
@@ -88,9 +88,10 @@ def test_the_demo_shows_what_it_promises(tmp_path):
 
 
 def test_the_store_meets_its_figures(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "bench_store.py", "--out", "store.md"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     page = tmp_path / "store.md"
-    command = [sys.executable, ROOT / "benchmarks" / "bench_store.py", "--out", page]
-    subprocess.run(command, check=True, env={**os.environ, "TMPDIR": str(tmp_path)})
     print(page.read_text())
     rows = {
         line.split("|")[1].strip(): line.split("|")[2]

@@ -1,0 +1,100 @@
+"""What the experiments stand on: models, official files, and the arithmetic of the fair race."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.datasets import cifar10, cifar10n
+from experiments.fair_clock.arms import ARMS, Cell, needed_times, time_key
+from experiments.fair_clock.race import _without_paths, done
+from experiments.models import ResNet18, SmallCNN
+
+
+def num_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_models_are_the_papers():
+    assert num_parameters(SmallCNN()) == 537_610
+    assert num_parameters(SmallCNN(100)) == 560_740
+    assert num_parameters(ResNet18()) == 11_173_962
+    x = torch.randn(2, 3, 32, 32)
+    assert SmallCNN()(x).shape == ResNet18()(x).shape == (2, 10)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """CIFAR-10's binary version, four images a file."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        records = rng.integers(0, 256, (4, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        records.tofile(folder / name)
+    (tmp_path / "cifar-n").mkdir()
+    np.savez(
+        tmp_path / "cifar-n" / "CIFAR-10_human.npz", clean=np.arange(20), worse=np.arange(20)[::-1]
+    )
+    return tmp_path
+
+
+def test_the_official_files_are_read(tree):
+    train, test = cifar10(tree)
+    assert train.images.shape == (20, 3, 32, 32)
+    assert test.labels.shape == (4,)
+    raw = np.fromfile(tree / "cifar-10-batches-bin" / "data_batch_2.bin", np.uint8)
+    assert train.labels[4] == raw[0]
+    assert train.images[4, 1, 0, 5] == raw[1 + 1024 + 5]  # the green plane follows the red one
+    assert cifar10n("worse", tree)[0] == 19
+
+
+def test_missing_and_broken_files_are_told(tree, tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"CIFAR-10 was expected at .* Get it from https://www.cs.tor"
+    ):
+        cifar10(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"`kind` is 'best', but .* has clean, worse"):
+        cifar10n("best", tree)
+    path = tree / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not a multiple of 3073: it was cut off"):
+        cifar10(tree)
+
+
+def test_a_budget_is_turned_into_steps():
+    times = {time_key("uniform", 32, 1): 1.0, time_key("rho", 32, 5): 3.0}
+    assert Cell("clean", "uniform", 32, 1e-3, 0, budget=17).steps(times, il_seconds=2.0) == 17_000
+    assert Cell("clean", "rho k=5", 32, 1e-3, 0, budget=17).steps(times, il_seconds=2.0) == 5_000
+    reused = Cell("clean", "rho k=5", 32, 1e-3, 0, budget=18, il="reused")
+    assert reused.steps(times, il_seconds=2.0) == 6_000
+    # 30 % of the steps score: 0.3 x 3 ms + 0.7 x 1 ms a step.
+    annealed = Cell("clean", "annealed k=5", 32, 1e-3, 0, budget=18)
+    assert annealed.steps(times, il_seconds=2.0) == 10_000
+    stop = ARMS["annealed k=5"].schedule(10_000).stop
+    assert stop == 3_000
+    assert sorted(needed_times([annealed, reused])) == [("rho", 32, 5), ("uniform", 32, 1)]
+
+
+def test_uniform_with_a_filter_pays_for_the_irreducible_losses():
+    times = {time_key("uniform", 32, 1): 1.0}
+    filtered = Cell("clean", "uniform minus 10 %", 32, 1e-3, 0, budget=17)
+    assert filtered.steps(times, il_seconds=2.0) == 15_000
+    schedule = ARMS["uniform minus 10 %"].schedule(100)
+    assert not schedule(0).score
+    assert schedule(0).drop == 0.1
+
+
+def test_what_is_done_is_known_by_its_line(tmp_path):
+    cell = Cell("worse", "rho k=10", 128, 3e-3, 2, split="final", budget=60.0, il="reused")
+    line = {**cell.__dict__, "accuracy": 90.0}
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert done([path, tmp_path / "none.jsonl"]) == {cell.key()}
+
+
+def test_commands_are_kept_without_paths():
+    words = ["tune", "--out", "/a/b.jsonl", "--arms", "rho k=5", "--data", "/c"]
+    assert _without_paths(words) == ["tune", "--arms", '"rho k=5"']
