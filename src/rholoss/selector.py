@@ -51,7 +51,7 @@ class Selector:
         index: a function from a batch to its ids, where `data.find_index` does not find them.
         shared: paths of leaves that belong to all rows, as error messages name them.
         seed: of the selector's own randomness, which is a function of (seed, step).
-        log: path of a JSON-lines file for the chosen ids and scores.
+        log: path of a JSON-lines file for the chosen ids and scores; call `flush()` after the last step.
         flush_every: steps between two writes of the log, at most 100.
         on_scores: functions (step, stats, chosen) that may look, for TensorBoard and the like.
         auto_off: stop scoring once selection has cost more than this many times everything else.
