@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -11,11 +10,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
-from rholoss.data import WithIndex
 from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
-from rholoss.il import files, ids
+from rholoss.il import files
 from rholoss.il.store import Irreducible
 
 NAN, INF = math.nan, math.inf
@@ -333,169 +330,3 @@ def test_places_that_are_no_store(tmp_path):
     ):
         Irreducible.load(tmp_path / "cut")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "file"]
-
-
-def test_string_keys(tmp_path):
-    losses = {f"image/{i}.png": i / 8 for i in range(500)}
-    Irreducible.from_losses(losses).save(tmp_path / "il")
-    il = Irreducible.load(tmp_path / "il")
-    assert il.dense is None
-    asked = ["image/7.png", "image/499.png", "image/0.png"]
-    assert il.lookup(asked).tolist() == [7 / 8, 499 / 8, 0.0]
-    assert il.lookup(np.array(asked)).tolist() == [7 / 8, 499 / 8, 0.0]
-    assert il.lookup(["", "image/500.png"]).isnan().all()
-    with pytest.raises(UnmeasuredLossError, match=r"1 of 2 ids .*'image/x.png' \(unknown\)"):
-        il.check(["image/1.png", "image/x.png"])
-    keys = np.fromfile(tmp_path / "il" / il.meta["files"]["keys"], "<u8")
-    assert (keys[1:] > keys[:-1]).all()
-
-
-def test_key_hash_is_stable():
-    # stores on disk rely on it
-    assert ids.key_hash("image/7.png") == 1459481335613325035
-
-
-def test_hash_collisions_are_found_when_the_table_is_made(monkeypatch):
-    monkeypatch.setattr(ids, "key_hash", lambda key: len(key))
-    with pytest.raises(RholossError, match=r"The keys 'ab' and 'cd' .* have the same 64-bit hash"):
-        Irreducible.from_losses({"a": 1.0, "ab": 2.0, "cd": 3.0})
-
-
-@pytest.mark.parametrize("twice", [[3, 1, 3, 2], ["c", "a", "c", "b"]])
-def test_duplicate_ids(twice):
-    with pytest.raises(RholossError, match=r"`ids` holds 1 ids more than once, among them (3|'c')"):
-        Irreducible.from_losses([1.0, 2.0, 3.0, 4.0], twice)
-
-
-def test_losses_from_arrays_dicts_and_functions():
-    data = TensorDataset(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]))
-    expected = [0.0, 0.5, 1.0, 1.5]
-    for losses in (
-        np.array(expected),
-        torch.tensor(expected, dtype=torch.float16),
-        torch.tensor(expected, dtype=torch.bfloat16, requires_grad=True),
-        expected,
-        lambda ids: ids / 2,
-        {3: 1.5, 0: 0.0, 2: 1.0, 1: 0.5},
-    ):
-        il = Irreducible.from_losses(losses, dataset=WithIndex(data))
-        assert il.dense.dtype == torch.float32
-        assert il.lookup(range(4)).tolist() == expected
-        il.compare(data)
-    keyed = Irreducible.from_losses(lambda keys: [len(k) for k in keys], ["a", "bbb"])
-    assert keyed.lookup(["bbb", "a"]).tolist() == [3.0, 1.0]
-
-
-def test_sparse_ids_leave_nan_between():
-    il = Irreducible.from_losses([1.0, 2.0], [5, 2])
-    assert len(il) == 6
-    assert il.lookup([2, 5]).tolist() == [2.0, 1.0]
-    assert il.lookup([0, 1, 3, 4]).isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.0, 2.0], [1]), "`losses` has 2 entries for 1 ids"),
-        (([],), "`losses` has 0 entries for 0 ids"),
-        (([1.0], [-1]), r"`ids` has negative numbers \(-1\)"),
-        (([1.0, 2.0], [0, 2**40]), "go up to 1,099,511,627,776 for only 2 points.*as strings"),
-        ((torch.zeros(2, 2),), r"`losses` must be one number for each id.*\(2, 2\)"),
-        ((["a", "b"],), "`losses` must be one number for each id"),
-        (([[1.0], [1.0, 2.0]],), "`losses` must be one number for each id"),
-        ((lambda ids: ids,), "`losses` is a function of ids, but there are no ids"),
-    ],
-)
-def test_losses_that_cannot_be_used(arguments, message):
-    with pytest.raises(RholossError, match=message):
-        Irreducible.from_losses(*arguments)
-
-
-def test_losses_for_a_data_set_of_another_length():
-    data = TensorDataset(torch.zeros(4, 1), torch.zeros(4))
-    with pytest.raises(RholossError, match=r"3 entries for 4 ids; give one loss for each id"):
-        Irreducible.from_losses([1.0, 2.0, 3.0], dataset=data)
-    with pytest.raises(RholossError, match="`labels` was given without `dataset`"):
-        Irreducible.from_losses([1.0], labels=[1])
-
-
-def test_load_compares_with_the_data_set_and_has_ways_out(tmp_path):
-    y = torch.tensor([0, 1, 2, 1])
-    data = TensorDataset(torch.zeros(4, 1), y)
-    Irreducible.from_losses([1.0] * 4, dataset=WithIndex(data)).save(tmp_path / "il")
-    Irreducible.load(tmp_path / "il", data)
-    Irreducible.load(tmp_path / "il", WithIndex(data), labels=[0, 1, 2, 1])
-    y[2] = 0
-    with pytest.raises(
-        RholossError, match=rf"The store {tmp_path / 'il'} was made for other labels"
-    ):
-        Irreducible.load(tmp_path / "il", data)
-    assert len(Irreducible.load(tmp_path / "il", data, check="size")) == 4
-    fewer = TensorDataset(torch.zeros(3, 1), y[:3])
-    with pytest.raises(RholossError, match="of 4 rows, but this one has 3"):
-        Irreducible.load(tmp_path / "il", fewer, check="size")
-    assert len(Irreducible.load(tmp_path / "il", fewer, check="none")) == 4
-    with pytest.raises(RholossError, match="`check` is 'all'; choose one of full, size, none"):
-        Irreducible.load(tmp_path / "il", data, check="all")
-    with pytest.raises(RholossError, match="`labels` was given without `dataset`"):
-        Irreducible.load(tmp_path / "il", labels=[1])
-
-
-def test_load_finds_points_that_were_not_measured(tmp_path):
-    data = TensorDataset(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
-    Irreducible.from_losses([1.0, NAN, INF], dataset=data).save(tmp_path / "il")
-    with pytest.raises(UnmeasuredLossError, match=r"1 \(not measured\); 2 \(infinite\)"):
-        Irreducible.load(tmp_path / "il", data)
-
-
-def test_parquet_there_and_back(tmp_path):
-    pytest.importorskip("pyarrow")
-    Irreducible.from_losses([0.25, NAN, 0.75]).to_parquet(tmp_path / "il.parquet")
-    again = Irreducible.from_parquet(tmp_path / "il.parquet", seconds=3.0)
-    assert again.lookup([0, 2]).tolist() == [0.25, 0.75]
-    assert again.lookup([1]).isnan().all()
-    assert again.seconds == 3.0
-    keyed = Irreducible.from_losses({"a": 1.0, "b": 2.0})
-    with pytest.raises(RholossError, match="hashes of its string keys only; pass the keys"):
-        keyed.to_parquet(tmp_path / "keyed.parquet")
-    keyed.to_parquet(tmp_path / "keyed.parquet", ids=["a", "b", "c"])
-    assert Irreducible.from_parquet(tmp_path / "keyed.parquet").lookup(["b", "a"]).tolist() == [
-        2.0,
-        1.0,
-    ]
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_parquet_of_others(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"uid": [4, 0], "nll": [0.5, None]})
-    parquet.write_table(table, tmp_path / "theirs.parquet")
-    il = Irreducible.from_parquet(tmp_path / "theirs.parquet", id_column="uid", loss_column="nll")
-    assert il.lookup([4]).tolist() == [0.5]
-    assert il.lookup([0]).isnan().all()
-    with pytest.raises(StoreError, match=r"has no column 'index', but uid, nll\. Pass `id_column="):
-        Irreducible.from_parquet(tmp_path / "theirs.parquet")
-    (tmp_path / "bad.parquet").write_bytes(b"PAR0")
-    with pytest.raises(StoreError, match="cannot be read as Parquet"):
-        Irreducible.from_parquet(tmp_path / "bad.parquet")
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(RholossError, match=r"pip install 'rholoss\[parquet\]'"):
-        Irreducible.from_losses([1.0]).to_parquet(tmp_path / "il.parquet")
-
-
-def test_pickling_a_stored_table_sends_its_name_only(tmp_path):
-    Irreducible.from_losses(torch.rand(100_000)).save(tmp_path / "il")
-    il = Irreducible.load(tmp_path / "il")
-    sent = pickle.dumps(il)
-    assert len(sent) < 5000
-    assert torch.equal(pickle.loads(sent).dense, il.dense)
-    in_memory = Irreducible.from_losses({"a": 1.5})
-    assert pickle.loads(pickle.dumps(in_memory)).lookup(["a"]).tolist() == [1.5]
-
-
-def test_weights_that_were_not_kept():
-    with pytest.raises(StoreError, match="no weights of member 0: 0 models were kept"):
-        Irreducible.from_losses([1.0]).weights()

@@ -1,0 +1,240 @@
+"""Fitting and scoring: items of any kind, and what cannot be used."""
+
+import pytest
+import torch
+from test_il_fit import blobs, quick, small
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from rholoss import progress
+from rholoss.data import WithIndex
+from rholoss.errors import RholossError, StoreError
+from rholoss.il.fit import score_irreducible
+from rholoss.il.store import Irreducible
+
+
+class Items(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, row):
+        return self.items[row]
+
+
+def dicts(data, **more):
+    return Items(
+        [
+            {"x": x, "labels": y, **{k: v[i] for k, v in more.items()}}
+            for i, (x, y) in enumerate(data)
+        ]
+    )
+
+
+def test_items_may_be_dicts():
+    train, holdout = blobs(40, 0), blobs(40, 1)
+    as_tuples = quick(small, holdout, score=train)
+    as_dicts = quick(small, dicts(holdout), score=WithIndex(dicts(train)))
+    assert torch.equal(as_tuples.dense, as_dicts.dense)
+
+
+def test_dict_items_with_ids_of_their_own():
+    keys = [f"k{i}" for i in range(40)]
+    train = dicts(blobs(40, 0), index=keys)
+    with pytest.raises(
+        RholossError, match=r"carry an 'index' of their own \('k0' where the row is 0\)"
+    ):
+        quick(small, blobs(40, 1), score=train)
+    il = quick(small, blobs(40, 1), score=WithIndex(train, ids=keys))
+    by_row = quick(small, blobs(40, 1), score=blobs(40, 0)).dense
+    assert torch.allclose(il.lookup(keys), by_row, atol=1e-5)  # other batches, other rounding
+    with pytest.raises(
+        RholossError, match=r"carry an 'index' of their own \(1 where the row is 0\)"
+    ):
+        quick(small, blobs(3, 1), score=dicts(blobs(3, 0), index=[1, 2, 0]))
+    same = quick(small, blobs(40, 1), score=dicts(blobs(40, 0), index=list(range(40))))
+    assert torch.equal(same.dense, by_row)
+
+
+def test_items_may_be_bare_tensors_with_a_reconstruction_loss():
+    def reconstruction(model, x):
+        return (model(x) - x).square().mean(1)
+
+    rows = Items(list(torch.randn(30, 3)))
+    il = quick(lambda: nn.Linear(3, 3), rows, folds=2, loss=reconstruction)
+    assert il.dense.isfinite().all()
+    assert "reconstruction" in il.meta["loss"]
+
+
+def test_collate_fn_is_used():
+    def collate(items):
+        return {
+            "x": torch.stack([x for x, _ in items]),
+            "labels": torch.stack([y for _, y in items]),
+        }
+
+    train, holdout = blobs(40, 0), blobs(40, 1)
+    il = quick(small, holdout, score=train, collate_fn=collate)
+    assert torch.equal(il.dense, quick(small, holdout, score=train).dense)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_number_of_workers_changes_nothing():
+    data = blobs(40, 0)
+    alone, helped = (quick(small, data, folds=2, epochs=2, num_workers=n) for n in (0, 1))
+    assert torch.equal(alone.dense, helped.dense)
+
+
+def test_a_last_batch_of_one_row_does_not_stop_batch_norm():
+    il = quick(small, blobs(33, 0), score=blobs(33, 1), batch_size=32)
+    assert il.dense.isfinite().all()
+
+
+def test_string_keys_cross_fit():
+    data = WithIndex(blobs(30, 0), ids=[f"k{i}" for i in range(30)])
+    il = quick(small, data, folds=2)
+    assert il.dense is None
+    assert il.lookup([f"k{i}" for i in range(30)]).isfinite().all()
+
+
+def test_labels_argument_is_kept_for_later_comparison():
+    train = Items(list(blobs(30, 0)))
+    il = quick(small, blobs(30, 1), score=train, labels=list(range(30)))
+    il.compare(train, labels=list(range(30)))
+    with pytest.raises(RholossError, match="2 of 30 differ"):
+        il.compare(train, labels=[1, 0, *range(2, 30)])
+
+
+def test_overlap_of_holdout_and_score_is_told():
+    data = blobs(40, 0)
+    with pytest.warns(
+        UserWarning, match="10 of the 30 points to be scored are also in the holdout"
+    ):
+        quick(small, Subset(data, range(20)), score=WithIndex(Subset(data, range(10, 40))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"Neither `score` nor `folds` was given\. Pass `score=`"),
+        ({"folds": 1}, "`folds` is 1; give a whole number of at least 2"),
+        ({"folds": 31}, "`folds` is 31, but there are only 30 distinct ids"),
+        ({"folds": 2, "epochs": 0}, "`epochs` is 0; give a whole number of at least 1"),
+        ({"folds": 2, "batch_size": 1.5}, "`batch_size` is 1.5; give a whole number"),
+        ({"folds": 2, "patience": 0}, "`patience` is 0; give a whole number"),
+        ({"folds": 2, "check_rows": 0}, "`check_rows` is 0; give a whole number"),
+        ({"folds": 2, "loss": "hinge"}, "`loss` is 'hinge', which is not known"),
+        ({"score": Items([])}, "`score` is empty; pass a data set with at least one row"),
+        ({"score": DataLoader(blobs(3, 0))}, "`score` is a DataLoader, which has no rows to fetch"),
+        ({"folds": 2, "optimizer": list}, "`optimizer` returned a list; give a function"),
+        ({"folds": 2, "labels": [1]}, "`labels` has 1 entries, but the data set has 30 rows"),
+    ],
+)
+def test_arguments_that_cannot_be_used(options, message):
+    with pytest.raises(RholossError, match=message):
+        quick(small, blobs(30, 0), **options)
+
+
+def test_an_empty_holdout_set():
+    with pytest.raises(RholossError, match="`data` is empty"):
+        quick(small, Items([]), score=blobs(3, 0))
+    with pytest.raises(RholossError, match="`dataset` is empty"):
+        score_irreducible(small(), Items([]), progress=False)
+
+
+def test_factories_that_cannot_be_used():
+    model = small()
+    cases = {
+        r"`make_model` is a Sequential; give a function that makes a new model": model,
+        r"`make_model` is a NoneType": None,
+        r"`make_model` returned a int": lambda: 3,
+        r"has no parameters to train; .*score_irreducible": nn.Identity,
+        r"`make_model` returned weights that it had returned before": lambda: model,
+        r"weights that it had returned before,": lambda: nn.Sequential(model[0], nn.Linear(8, 3)),
+    }
+    for message, make in cases.items():
+        with pytest.raises(RholossError, match=message):
+            quick(make, blobs(30, 0), folds=2)
+
+
+def test_a_frozen_part_may_be_shared_by_the_folds():
+    backbone = nn.Linear(3, 8).requires_grad_(False)
+    il = quick(lambda: nn.Sequential(backbone, nn.Linear(8, 3)), blobs(30, 0), folds=2)
+    assert il.dense.isfinite().all()
+
+
+def test_a_reduced_loss_is_caught():
+    def reduced(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(RholossError, match="It was reduced: use reduction='none'"):
+        quick(small, blobs(30, 0), folds=2, loss=reduced)
+
+
+def test_a_training_loss_that_is_not_finite():
+    data = blobs(64, 0)
+    data.tensors[0][5] = torch.nan
+    with pytest.raises(
+        RholossError, match=r"training loss .* is nan in epoch 1.*Lower the learning rate"
+    ):
+        quick(small, data, score=blobs(10, 1))
+
+
+def test_points_without_a_finite_loss():
+    score = blobs(30, 1)
+    score.tensors[0][[3, 8]] = torch.nan
+    with pytest.warns(UserWarning, match=r"2 of 30 points have no finite loss .*\(ids 3, 8\)"):
+        il = quick(small, blobs(64, 0), score=score)
+    with pytest.raises(RholossError, match=r"3, 8 \(not measured\)"):
+        il.check(range(30))
+    score.tensors[0][:] = torch.nan
+    with pytest.raises(
+        RholossError, match="never had a finite loss on the points to be scored in 3"
+    ):
+        quick(small, blobs(64, 0), score=score)
+    with pytest.raises(RholossError, match="No point has a finite loss under the model"):
+        score_irreducible(small(), score, progress=False)
+
+
+def test_progress_shows_loss_and_time_left(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    quick(small, blobs(40, 0), folds=2, progress=True)
+    lines = capsys.readouterr().err
+    assert "fitting model 1 of 2: " in lines
+    assert "scoring with model 2 of 2: 100 %, loss " in lines
+    assert "lowest" in lines
+    assert " left" in lines
+    quick(small, blobs(40, 0), folds=2, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_store_serves_later_runs(tmp_path):
+    train = blobs(40, 0)
+    il = quick(small, blobs(40, 1), score=WithIndex(train), out=tmp_path / "il")
+    again = Irreducible.load(tmp_path / "il", train)
+    assert torch.equal(again.dense, il.dense)
+    assert again.path == il.path == tmp_path / "il"
+    assert not (tmp_path / "il" / "partial").exists()
+    model = small()
+    model.load_state_dict(again.weights())
+    more = score_irreducible(model, train, out=tmp_path / "more", batch_size=32, progress=False)
+    assert torch.equal(more.dense, il.dense)
+    again.save(tmp_path / "copy")  # with its weights
+    assert Irreducible.load(tmp_path / "copy").weights().keys() == il.weights().keys()
+    bare = quick(small, blobs(40, 1), score=train, out=tmp_path / "bare", keep_weights=False)
+    assert set(bare.meta["files"]) == {"loss", "labels"}
+
+
+def test_the_place_to_save_is_looked_at_first(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+
+    def make():
+        raise AssertionError("too late")
+
+    with pytest.raises(StoreError, match=r"holds other files \(notes.txt\)"):
+        quick(make, blobs(40, 0), folds=2, out=tmp_path)
+    with pytest.raises(StoreError, match=r"holds other files \(notes.txt\)"):
+        score_irreducible(small(), blobs(40, 0), out=tmp_path, progress=False)
