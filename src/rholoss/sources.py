@@ -79,10 +79,9 @@ class DenseTable:
                 "instance; pass `Irreducible.from_losses(losses, ids=keys)`."
             )
         index = torch.as_tensor(ids).long()
-        if len(index) and len(self._values):
-            lowest, highest = index.aminmax()
-            if lowest >= 0 and highest < len(self._values):  # the usual case, in one look-up
-                return self._values.index_select(0, index)
+        # The usual case in one look-up. Read as unsigned, a negative id is larger than any table.
+        if len(index) and index.numpy().view(np.uint64).max() < len(self._values):
+            return self._values.index_select(0, index)
         return _gather(self._values, index)
 
     def check(self, ids: Any) -> None:
