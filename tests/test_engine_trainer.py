@@ -212,6 +212,37 @@ def test_bad_arguments(toy):
         trainer(toy, loss=lambda model, batch: batch)
 
 
+def test_the_log_has_scores_only_of_steps_that_scored(toy, tmp_path):
+    path = tmp_path / "chosen.jsonl"
+    fast = trainer(toy, schedule=rho.window(3, 8), log=path)
+    fast.train(STEPS)
+    fast.flush()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ["score" in line for line in lines] == [3 <= step < 8 for step in range(STEPS)]
+    with pytest.raises(RholossError, match="holds the log of another run"):
+        trainer(toy, log=path).train(1)
+
+
+def test_the_ledger_runs_and_claims_no_time_that_was_not_measured(toy):
+    fast = trainer(toy)
+    fast.train(STEPS)
+    fast.flush()
+    assert fast.ledger.seconds > 0
+    assert "selecting" not in str(fast.ledger)
+    assert "pays if" not in str(fast.ledger)
+
+
+def test_what_a_live_model_cannot_do_is_refused(toy):
+    for options, message in (
+        ({"overlap": True}, "`overlap`=True cannot be had with a `LiveIrreducible`"),
+        ({"schedule": rho.annealed(STEPS, drop=0.1)}, "if the schedule drops nothing"),
+    ):
+        with pytest.raises(RholossError, match=message):
+            trainer(toy, irreducible=rho.LiveIrreducible(make_model()), **options)
+    with pytest.raises(RholossError, match="`precision` is 'fp8'; choose one of"):
+        trainer(toy, precision="fp8")
+
+
 def test_on_the_cpu_a_step_runs_eagerly_and_says_so():
     captured = Captured(lambda: None, torch.device("cpu"))
     captured()

@@ -63,7 +63,6 @@ class Race:
         if (labels, split) not in self._il:
             data, _ = self.data(labels, split)
             for _ in range(1 if self._il else 2):
-                torch.cuda.synchronize() if data.device.type == "cuda" else None
                 il = fit_resident(SmallCNN, data, folds=2, precision=self.precision, **IL_RECIPE)
             self._il[labels, split] = il
         return self._il[labels, split]

@@ -65,7 +65,8 @@ class Ledger:
         candidates, trained, scored: points seen as candidates, trained on, scored.
         loaded: points that the loader brought; fewer than candidates where the batch sampler chose.
         forwards: forward passes of single points for scoring (several each with Monte-Carlo draws).
-        scoring_seconds: time spent in `select`, apart from its first call, the dry run.
+        scoring_seconds: time spent in `select`, apart from its first call, the dry run; NaN where it
+            cannot be told apart from training (a step that is one CUDA graph).
         seconds: all time from the first call (or the first batch of a watched loader) to the last
             call, mark or flush, less what was spent in `paused()`.
         loading_seconds: time waited for a watched loader.
@@ -245,7 +246,8 @@ class Ledger:
         parts = [
             f"steps {self.steps}",
             f"trained {self.trained} of {self.candidates} candidates ({keep:.0%}), {self.scored} scored",
-            f"{self.seconds:.1f} s, {share:.0%} of it selecting",
+            f"{self.seconds:.1f} s"
+            + ("" if math.isnan(share) else f", {share:.0%} of it selecting"),
         ]
         if self.loading_seconds:
             parts.append(f"{self.loading_seconds:.1f} s waiting for data")

@@ -139,9 +139,9 @@ class Selector:
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self._body(training), selection.weight)
-        index = data.find_index(training) if self.find_index is data.find_index else None
-        if index is None:  # a function of the user's may not be one of the rows
-            index = data.take(ids, position, rows)
+        # A function of the user's may not be one of the rows.
+        found = self.find_index is data.find_index
+        index = data.find_index(training) if found else data.take(ids, position, rows)
         chosen = Chosen(index, position, selection.weight, score_B)
         draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
         scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
@@ -183,7 +183,7 @@ class Selector:
                 f"The method {self.method.name!r} needs irreducible losses; pass `irreducible=`, or "
                 "join them in the loader with `rholoss.WithIrreducible(dataset, irreducible)`."
             )
-        return known_on_host(self.source or Source(), ids, carried)
+        return known_on_host(self.source, ids, carried)
 
     def _measure(
         self,

@@ -104,7 +104,7 @@ def raise_unmeasured(ids: Any, loss_B: Tensor) -> None:
     )
 
 
-def known_on_host(source: Source, ids: Any, carried: Tensor | None) -> Tensor | None:
+def known_on_host(source: Source | None, ids: Any, carried: Tensor | None) -> Tensor | None:
     """Irreducible losses on the CPU, checked there, if the ids are still there; else None.
 
     `carried` is what the loader joined to the batch.
@@ -115,7 +115,7 @@ def known_on_host(source: Source, ids: Any, carried: Tensor | None) -> Tensor | 
         raise_unmeasured(ids, carried)
         return carried
     on_host = not isinstance(ids, Tensor) or ids.device.type == "cpu"
-    return source.on_host(ids) if on_host else None
+    return source.on_host(ids) if on_host and source is not None else None
 
 
 def _gather(values: Tensor, ids: Tensor) -> Tensor:

@@ -119,7 +119,6 @@ class DeviceStep:
         generator: Callable[[], Generator],
         irreducible: Tensor | None,
         live: Any = None,
-        dtype: torch.dtype | None,
         compile: bool,
         lr: Tensor,
         lr_T: Tensor,
@@ -129,7 +128,7 @@ class DeviceStep:
         self.model, self.optimizer, self.data, self.method = model, optimizer, data, method
         self.scorer, self.task, self.k, self.generator = scorer, scorer.loss, k, generator
         self.irreducible, self.live = irreducible, live
-        self.dtype, self.lr, self.lr_T, self.counters = dtype, lr, lr_T, counters
+        self.dtype, self.lr, self.lr_T, self.counters = scorer.dtype, lr, lr_T, counters
         self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the step
         self.order = Order(len(data), candidates, data.device)
         self.uniform_order = Order(len(data), k, data.device)
@@ -152,9 +151,7 @@ class DeviceStep:
         dropout = self.scorer.dropout or self.draws > 1
         mode = scoring_mode(model, batch_norm=self.scorer.batch_norm, dropout=dropout)
         randomness: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if (
-            dropout and self.data.device.type == "cpu"
-        ):  # inside a CUDA graph the state is the graph's
+        if dropout and self.data.device.type == "cpu":  # in a CUDA graph the state is the graph's
             randomness = kept_random_state(self.data.device, core.draw_seed(generator))
         with torch.no_grad(), mode, randomness:
             return self._scores(model, self.scorer, x, y, self.needs, self.draws, self.dtype)
@@ -198,9 +195,7 @@ class DeviceStep:
         if self.data.device.type == "cuda":
             self.lr.copy_(self.lr_T.index_select(0, self.number)[0])
             return
-        for (
-            group
-        ) in self.optimizer.param_groups:  # a number is exact, and optimizers take it as it is
+        for group in self.optimizer.param_groups:  # a number is exact
             group["lr"] = self.lr_T[self.number].item()
 
     # The bodies.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,9 +18,9 @@ from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.resident import Resident
 from rholoss.engine.step import Counters, DeviceStep
 from rholoss.errors import RholossError, TooFewFiniteScoresError
+from rholoss.il.live import LiveIrreducible
 from rholoss.ledger import Ledger
 from rholoss.losses import Task
-from rholoss.modes import PRECISIONS
 from rholoss.sampler import EPOCHS
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
@@ -99,10 +100,9 @@ class Trainer:
         lr = torch.zeros((), device=device)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        scorer = Scorer(loss, batch_norm=batch_norm, draws=draws)
+        scorer = Scorer(loss, batch_norm=batch_norm, draws=draws, precision=precision)
         if not isinstance(scorer.loss, Task):
             raise RholossError(f"`loss` must be a task's name for the engine, but is {loss!r}.")
-        low = PRECISIONS[precision or "float32"]
         self._device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
         self.body = DeviceStep(
@@ -115,24 +115,27 @@ class Trainer:
             self.k,
             generator=self._generator,
             irreducible=self._table(),
-            live=self.source if hasattr(self.source, "model") else None,
-            dtype=low if precision else None,
+            live=self._live(overlap),
             compile=compile,
             lr=lr,
             lr_T=lr_T,
             counters=self.counters,
         )
+        low = scorer.dtype or torch.float32
         self.overlapped = OverlappedStep(self.body, low) if overlap else None
         generators = [self._device_generator] if device.type == "cuda" else []
         select = self.overlapped or self.body.select
         chosen = Captured(select, device, generators)
         uniform = Captured(self.body.uniform, device, generators, chosen.stream)
         self.captured = {True: chosen, False: uniform}  # by whether the step scores
-        self.log, self.ledger = StepLog(log), Ledger(float(getattr(irreducible, "seconds", 0.0)))
+        self.log = StepLog(log)
+        il_seconds = float(getattr(irreducible, "seconds", 0.0))
+        self.ledger = Ledger(il_seconds, scoring_seconds=math.nan)  # one graph: no time of its own
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
         self.losses: list[Tensor] = []  # of the steps, as they were read
-        self._epochs = self._in_window = 0
+        self._epochs = 0
+        self._window: list[bool] = []  # whether each step since the last flush scored
         self._rows_after = self._rows_left(self.schedule.drop)  # once the schedule has stopped
 
     def _generator(self) -> Generator:
@@ -141,16 +144,26 @@ class Trainer:
             return self._device_generator
         return core.step_generator(self.seed, self.step)
 
+    def _live(self, overlap: bool) -> LiveIrreducible | None:
+        if not isinstance(self.source, LiveIrreducible):
+            return None
+        if overlap:
+            raise RholossError(
+                "`overlap`=True cannot be had with a `LiveIrreducible`: its model would learn from a choice "
+                "that is not trained on yet. Pass overlap=False."
+            )
+        return self.source
+
     def _table(self) -> Tensor | None:
         """Irreducible losses by id on the device, checked for every row once and for all."""
         if "irreducible_loss" not in self.method.needs and not self.schedule.drop:
             return None
         if not isinstance(self.source, TableSource):
-            if hasattr(self.source, "model"):
+            if isinstance(self.source, LiveIrreducible) and not self.schedule.drop:
                 return None
             raise RholossError(
                 f"The method {self.method.name!r} needs irreducible losses; pass `irreducible=` what "
-                "`fit_irreducible` returned, or a `LiveIrreducible`."
+                "`fit_irreducible` returned (or a `LiveIrreducible`, if the schedule drops nothing)."
             )
         ids = self.data.ids.cpu()
         loss_N = self.source.table.lookup(ids)
@@ -190,6 +203,8 @@ class Trainer:
                 f"`steps`={steps} would go beyond `total_steps`={self.total_steps} (now at "
                 f"{self.step}); give the trainer as many as it is to take."
             )
+        if not self._window:
+            self.log.check_new(self.step)
         with _tuned_convolutions(self.data.device):
             for _ in range(steps):
                 self._one_step()
@@ -202,20 +217,21 @@ class Trainer:
         if scores and self.overlapped is not None and not self.overlapped.waiting:
             self._take_from(scores)
             self.overlapped.prime()
-        self.ledger.tick()
+        self.ledger.start()
         self._take_from(scores)
         self.captured[scores]()
         self.step += 1
         rows = self.candidates if scores else self.k
         forwards = rows * self.body.draws if scores and self.body.runs_model else 0
         self.ledger.count(rows, rows, self.k, rows if forwards else 0, forwards)
-        self._in_window += 1
-        if self._in_window == WINDOW:
+        self._window.append(scores)
+        if len(self._window) == WINDOW:
             self.flush()
 
     def flush(self) -> None:
         """Read what happened on the device since the last flush. Waits for the device."""
-        num, self._in_window = self._in_window, 0
+        scored, self._window = self._window, []
+        num = len(scored)
         if num == 0:
             return
         counters = self.counters
@@ -229,7 +245,7 @@ class Trainer:
         self.ledger.tick()
         self.losses.append(losses)
         for i in range(num):
-            self.log.add(self.step - num + i, index[i], score[i])
+            self.log.add(self.step - num + i, index[i], score[i] if scored[i] else None)
         self.log.flush()
         for tap in self.on_flush:
             tap(self.step, index, losses)
