@@ -8,7 +8,7 @@ import torch
 
 from experiments.datasets import cifar10, cifar10n
 from experiments.fair_clock.arms import ARMS, Cell, needed_times, time_key
-from experiments.fair_clock.race import _without_paths, done
+from experiments.fair_clock.race import done
 from experiments.models import ResNet18, SmallCNN
 
 
@@ -93,8 +93,3 @@ def test_what_is_done_is_known_by_its_line(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text(json.dumps(line) + "\n")
     assert done([path, tmp_path / "none.jsonl"]) == {cell.key()}
-
-
-def test_commands_are_kept_without_paths():
-    words = ["tune", "--out", "/a/b.jsonl", "--arms", "rho k=5", "--data", "/c"]
-    assert _without_paths(words) == ["tune", "--arms", '"rho k=5"']

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import json
-import platform
 import statistics
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from experiments import records
 from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n
 from experiments.fair_clock.arms import ARMS, Arm, Cell, needed_times, read_key, time_key
 from experiments.models import ResNet18, SmallCNN
@@ -105,29 +101,9 @@ class Race:
             print(f"{key}: {self.times[key]:.3f} ms", flush=True)
 
 
-def about() -> dict[str, Any]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "device": device,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "date": str(datetime.date.today()),
-        "command": "python -m experiments.fair_clock " + " ".join(_without_paths(sys.argv[1:])),
-    }
-
-
-def _without_paths(words: list[str]) -> list[str]:
-    """The command as anyone would give it: where data and results lie is not part of it."""
-    own = [i for i, word in enumerate(words) if word in ("--out", "--data")]
-    kept = [word for i, word in enumerate(words) if i not in own and i - 1 not in own]
-    return [f'"{word}"' if " " in word else word for word in kept]
-
-
 def done(paths: list[Path]) -> set[str]:
     """Keys of the cells that have results."""
-    lines = (line for path in paths if path.exists() for line in path.read_text().splitlines())
-    return {read_key(json.loads(line)) for line in lines if line.strip()}
+    return {read_key(record) for record in records.read(*paths)}
 
 
 def run(
@@ -182,9 +158,7 @@ def _write(race: Race, cell: Cell, trainer: Trainer, out: Path) -> None:
         "il_recipe": None if il is None else IL_RECIPE,
         "step_ms": {key: round(value, 4) for key, value in race.times.items()},
         "error": error,
-        **about(),
+        **records.about("experiments.fair_clock"),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    records.append(out, record)
     print(f"{cell.key()}: {record['accuracy']:.2f} % in {trainer.total_steps} steps", flush=True)

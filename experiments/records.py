@@ -1,0 +1,74 @@
+"""Result lines: one JSON object a run, appended as it finishes; what is already there is not run again."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PLACES = ("--out", "--data")  # options that say where things lie here: no part of a command
+
+
+def read(*paths: Path) -> Iterator[dict[str, Any]]:
+    """All lines of these files, of those that exist. A line cut short by a kill is passed over."""
+    for path in paths:
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Write one line, and see that it reaches the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record, allow_nan=False) + "\n"
+    with path.open("a+b") as file:
+        if file.tell() and not _ends_with_newline(file):
+            line = "\n" + line  # a kill cut the last line short: do not add to it
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _ends_with_newline(file: Any) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) == b"\n")
+
+
+def about(module: str) -> dict[str, Any]:
+    """Device, versions, date, and the command that was given to `python -m <module>`."""
+    import numpy as np
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": str(datetime.date.today()),
+        "command": " ".join([f"python -m {module}", *_quoted(without_places(sys.argv[1:]))]),
+    }
+
+
+def without_places(words: list[str]) -> list[str]:
+    """The command as anyone would give it: where data and results lie is not part of it."""
+    kept, skip = [], False
+    for word in words:
+        if skip or word.startswith(tuple(f"{place}=" for place in PLACES)):
+            skip = False
+        elif word in PLACES:
+            skip = True
+        else:
+            kept.append(word)
+    return kept
+
+
+def _quoted(words: list[str]) -> list[str]:
+    return [f'"{word}"' if " " in word else word for word in words]

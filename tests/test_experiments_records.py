@@ -1,0 +1,44 @@
+"""Result lines survive a kill and name no place of this machine."""
+
+import pytest
+
+from experiments import records
+
+
+def test_lines_come_back_in_order(tmp_path):
+    for number in range(3):
+        records.append(tmp_path / "a" / "runs.jsonl", {"number": number})
+    found = records.read(tmp_path / "a" / "runs.jsonl", tmp_path / "missing.jsonl")
+    assert [record["number"] for record in found] == [0, 1, 2]
+
+
+def test_a_line_cut_short_is_passed_over_and_spoils_no_other(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    records.append(path, {"number": 0})
+    with path.open("a") as file:
+        file.write('{"number": 1, "accu')
+    records.append(path, {"number": 2})
+    assert [record["number"] for record in records.read(path)] == [0, 2]
+
+
+def test_a_number_that_json_does_not_know_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        records.append(tmp_path / "runs.jsonl", {"loss": float("nan")})
+    assert list(records.read(tmp_path / "runs.jsonl")) == []
+
+
+def test_the_command_names_no_place(monkeypatch):
+    words = [
+        "study",
+        "run",
+        "--out",
+        "/tmp/x",
+        "--labels",
+        "noise 10 %",
+        "--data=/tmp/y",
+        "--seeds",
+        "0",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    command = records.about("experiments")["command"]
+    assert command == 'python -m experiments run --labels "noise 10 %" --seeds 0'
