@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,69 @@ def il_page() -> list[str]:
     return lines
 
 
+def agreement_page(found: list[dict[str, Any]]) -> list[str]:
+    """Agreement and equal-step accuracy of cheaper scoring, one table for each problem."""
+    lines = [
+        "# Cheaper scoring against exact scoring",
+        "",
+        "Agreement with exact RHO-LOSS on the same candidates at the same weights, at several steps of one exact run: Spearman's "
+        "rank correlation of the scores, and the share of the exact choice that the option would have made too. An option that "
+        "leaves candidates out ranks them last, which costs it correlation but nothing of the choice if they were not wanted. "
+        "Then whole runs by each option: milliseconds a step, and test accuracy at equal steps, means over the seeds. An option "
+        "counts if its mean Spearman is at least 0.9, its mean share at least 80 %, and its accuracy at most 0.3 points below "
+        "exact. Rows: [agreement.jsonl](agreement.jsonl).",
+    ]
+    problem = ("data", "noise", "k", "candidates")
+    for key in dict.fromkeys(tuple(row[name] for name in problem) for row in found):
+        rows = [row for row in found if tuple(row[name] for name in problem) == key]
+        data, noise, k, candidates = key
+        lines += ["", f"## {data}, {noise:.0%} wrong labels, {k} of {candidates}", ""]
+        lines += [f"- {line}" for line in dict.fromkeys(where(row) for row in rows)]
+        lines += ["", *_agreement_table(rows)]
+    return lines
+
+
+def _agreement_table(found: list[dict[str, Any]]) -> list[str]:
+    scores = [row for row in found if row["mode"] == "scores"]
+    runs = [row for row in found if row["mode"] == "train"]
+    if runs:  # one length and kind of run: that of the last
+        kind = {name: runs[-1][name] for name in ("steps", "compile")}
+        runs = [row for row in runs if kind.items() <= row.items()]
+    moments = sorted({row["moment"] for row in scores})
+    names = list(dict.fromkeys(row["option"] for row in [*runs, *scores]))
+
+    def mean(option: str, field: str, **only: Any) -> float | None:
+        wanted = {"option": option, **only}.items()
+        values = [row[field] for row in [*scores, *runs] if wanted <= row.items() and field in row]
+        return statistics.fmean(values) if values else None
+
+    columns = [f"step {moment}: Spearman, shared" for moment in moments]
+    columns += ["ms a step", "against uniform", "accuracy, %", "against exact", "counts"]
+    lines = [f"| option | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    uniform, exact = mean("uniform", "ms"), mean("exact", "accuracy")
+    for name in names:
+        cells = []
+        for moment in moments:
+            pair = [mean(name, field, moment=moment) for field in ("spearman", "shared")]
+            cells.append("" if None in pair else f"{pair[0]:.3f}, {pair[1]:.0%}")
+        ms, accuracy = mean(name, "ms"), mean(name, "accuracy")
+        cells.append("" if ms is None else f"{ms:.2f}")
+        cells.append("" if ms is None or uniform is None else f"{ms / uniform:.2f}x")
+        cells.append("" if accuracy is None else f"{accuracy:.2f}")
+        cells.append("" if accuracy is None or exact is None else f"{accuracy - exact:+.2f}")
+        overall, counts = [mean(name, field) for field in ("spearman", "shared")], ""
+        if None not in (*overall, accuracy, exact):
+            agrees = overall[0] >= 0.9 and overall[1] >= 0.8
+            counts = "yes" if agrees and accuracy >= exact - 0.3 else "no"
+        lines.append(f"| {name} | {' | '.join(cells)} | {counts} |")
+    return lines
+
+
 def main() -> None:
-    for name, lines in (("step.md", step_page()), ("il.md", il_page())):
+    made = [("step.md", step_page()), ("il.md", il_page())]
+    if (RESULTS / "agreement.jsonl").exists():
+        made.append(("agreement.md", agreement_page(rows("agreement.jsonl"))))
+    for name, lines in made:
         temporary = RESULTS / f"{name}.tmp"
         temporary.write_text("\n".join(lines) + "\n")
         os.replace(temporary, RESULTS / name)

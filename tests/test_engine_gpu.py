@@ -165,7 +165,9 @@ def test_a_loss_that_is_not_finite_stops_within_100_steps(toy):
 
 def test_data_that_does_not_fit_is_refused_before_it_is_taken(toy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**16, 2**30))
-    with pytest.raises(RholossError, match=r"The data needs 0\.00 GiB on cuda.* use `Selector`"):
+    with pytest.raises(
+        RholossError, match=r"The data needs 0\.00 GiB on cuda.*`rholoss\.engine\.Streamed`"
+    ):
         Resident(toy[0], toy[1], device="cuda")
 
 

@@ -1,5 +1,6 @@
 """The engine on the CPU: the same choices and losses as the specification."""
 
+import copy
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 import rholoss as rho
 from rholoss import core
-from rholoss.engine import Resident, Trainer
+from rholoss.engine import Proxy, Resident, Reuse, Trainer
 from rholoss.engine.capture import Captured
 from rholoss.errors import RholossError, TooFewFiniteScoresError, UnmeasuredLossError
 from rholoss.sampler import EPOCHS
@@ -224,12 +225,113 @@ def test_the_log_has_scores_only_of_steps_that_scored(toy, tmp_path):
 
 
 def test_the_ledger_runs_and_claims_no_time_that_was_not_measured(toy):
+    beside = trainer(toy, overlap=True)  # scoring has no time of its own there
+    beside.train(STEPS)
+    beside.flush()
+    assert beside.ledger.seconds > 0
+    assert "selecting" not in str(beside.ledger)
+    assert "pays if" not in str(beside.ledger)
+    with pytest.raises(RholossError, match="no time of scoring to be told apart"):
+        beside.time_scoring()
     fast = trainer(toy)
     fast.train(STEPS)
     fast.flush()
-    assert fast.ledger.seconds > 0
-    assert "selecting" not in str(fast.ledger)
-    assert "pays if" not in str(fast.ledger)
+    assert 0 < fast.ledger.scoring_seconds < fast.ledger.seconds
+    assert "of it selecting" in str(fast.ledger)
+
+
+def test_what_is_read_stays_as_it_was_read(toy):
+    fast = trainer(toy, total_steps=150)
+    fast.train(100)
+    before = [fast.seen[0].clone(), fast.losses[0].clone()]
+    fast.train(50)
+    fast.flush()
+    assert torch.equal(before[0], fast.seen[0])
+    assert torch.equal(before[1], fast.losses[0])
+    assert len(torch.cat(fast.losses)) == 150
+
+
+def test_the_ledger_agrees_with_the_one_of_the_selector(toy):
+    x, y, il = toy
+    for name in ("rho", "bald", "negative_il", "grad_norm_is"):
+        fast = trainer(toy, method=name)
+        fast.train(STEPS)
+        fast.flush()
+        model, select = make_model(), rho.Selector(name, irreducible=il, keep=0.1, seed=3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _, index in zip(range(STEPS), candidates(), strict=False):
+            index, inputs, labels = select(model, (index, x[index], y[index]))
+            losses = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+            optimizer.zero_grad()
+            select.reduce(losses).backward()
+            optimizer.step()
+        ours, theirs = fast.ledger, select.ledger
+        for count in ("steps", "candidates", "loaded", "trained", "scored", "forwards", "flops"):
+            assert getattr(ours, count) == getattr(theirs, count), (name, count)
+        assert torch.equal(fast.model[0].weight, model[0].weight)
+        assert ours.flops is None if name == "negative_il" else ours.flops > 0
+
+
+def test_timing_the_scoring_counts_no_score_twice(toy):
+    x, y, il = toy
+    x = torch.where(torch.arange(N)[:, None] == 5, torch.nan, x)  # never chosen, and counted
+    fast = trainer((x, y, il), nn.Linear(20, 5))
+    fast.train(STEPS)
+    before = int(fast.counters.not_finite)
+    assert before > 0
+    fast.time_scoring(repeats=2)
+    assert int(fast.counters.not_finite) == before
+
+
+def make_proxy():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict,
+        lambda: {"method": "bald"},
+        lambda: {"scoring": Reuse(0.5)},
+        lambda: {"scoring": Proxy(make_proxy)},
+    ],
+    ids=["exact", "bald", "reuse", "proxy"],
+)
+def test_timing_the_scoring_changes_nothing(toy, options):
+    runs = []
+    for timed in (False, True):
+        fast = trainer(toy, make_model(0.3), **options())
+        torch.manual_seed(4)  # dropout in training draws from torch's own generator
+        fast.train(5)
+        assert not timed or 0 < fast.time_scoring(repeats=3) < 60
+        fast.train(STEPS - 5)
+        fast.flush()
+        runs.append(fast)
+    assert all(map(torch.equal, runs[0].seen, runs[1].seen))
+    state = [list(fast.model.state_dict().values()) for fast in runs]
+    assert all(map(torch.equal, *state))
+    states = [fast.body.scoring.state_dict() or {} for fast in runs]
+    kept = [[t.nan_to_num(-1) for t in state.get("model", state).values()] for state in states]
+    assert all(map(torch.equal, *kept))
+    assert runs[0].ledger.scored == runs[1].ledger.scored
+
+
+def test_a_trainer_that_has_gone_on_can_be_taken_back(toy):
+    fast = trainer(toy)
+    fast.train(4)
+    state = copy.deepcopy(fast.state_dict())
+    fast.train(5)
+    fast.flush()
+    first, fast.seen = fast.seen[4:], []
+    for unread in (0, 3):
+        fast.load_state_dict(copy.deepcopy(state))
+        fast.train(unread)  # not read before it is taken back
+    fast.load_state_dict(copy.deepcopy(state))
+    fast.train(5)
+    fast.flush()
+    assert all(map(torch.equal, first, fast.seen))
+    assert len(fast.seen) == 5
 
 
 def test_what_a_live_model_cannot_do_is_refused(toy):

@@ -1,14 +1,10 @@
-"""What the experiments stand on: models, official files, and the arithmetic of the fair race."""
-
-import json
+"""What the experiments stand on: models and official files."""
 
 import numpy as np
 import pytest
 import torch
 
 from experiments.datasets import cifar10, cifar10n
-from experiments.fair_clock.arms import ARMS, Cell, needed_times, time_key
-from experiments.fair_clock.race import done
 from experiments.models import ResNet18, SmallCNN
 
 
@@ -62,34 +58,3 @@ def test_missing_and_broken_files_are_told(tree, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="not a multiple of 3073: it was cut off"):
         cifar10(tree)
-
-
-def test_a_budget_is_turned_into_steps():
-    times = {time_key("uniform", 32, 1): 1.0, time_key("rho", 32, 5): 3.0}
-    assert Cell("clean", "uniform", 32, 1e-3, 0, budget=17).steps(times, il_seconds=2.0) == 17_000
-    assert Cell("clean", "rho k=5", 32, 1e-3, 0, budget=17).steps(times, il_seconds=2.0) == 5_000
-    reused = Cell("clean", "rho k=5", 32, 1e-3, 0, budget=18, il="reused")
-    assert reused.steps(times, il_seconds=2.0) == 6_000
-    # 30 % of the steps score: 0.3 x 3 ms + 0.7 x 1 ms a step.
-    annealed = Cell("clean", "annealed k=5", 32, 1e-3, 0, budget=18)
-    assert annealed.steps(times, il_seconds=2.0) == 10_000
-    stop = ARMS["annealed k=5"].schedule(10_000).stop
-    assert stop == 3_000
-    assert sorted(needed_times([annealed, reused])) == [("rho", 32, 5), ("uniform", 32, 1)]
-
-
-def test_uniform_with_a_filter_pays_for_the_irreducible_losses():
-    times = {time_key("uniform", 32, 1): 1.0}
-    filtered = Cell("clean", "uniform minus 10 %", 32, 1e-3, 0, budget=17)
-    assert filtered.steps(times, il_seconds=2.0) == 15_000
-    schedule = ARMS["uniform minus 10 %"].schedule(100)
-    assert not schedule(0).score
-    assert schedule(0).drop == 0.1
-
-
-def test_what_is_done_is_known_by_its_line(tmp_path):
-    cell = Cell("worse", "rho k=10", 128, 3e-3, 2, split="final", budget=60.0, il="reused")
-    line = {**cell.__dict__, "accuracy": 90.0}
-    path = tmp_path / "runs.jsonl"
-    path.write_text(json.dumps(line) + "\n")
-    assert done([path, tmp_path / "none.jsonl"]) == {cell.key()}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from rholoss.engine import InfoBatch, Plan, RandomShare, Remembered
 from rholoss.schedules import Schedule
 
 
@@ -16,32 +18,70 @@ class Arm:
     name: str
     method: str = "uniform"
     k: int = 1
-    switch: float = 1.0  # share of the steps that score
+    switch: float | None = (
+        1.0  # share of the steps that score; None: until the target has caught up
+    )
     drop: float = 0.0  # share of highest irreducible loss that is left out afterwards
+    plan: Callable[[float], Plan] | None = (
+        None  # of the passes that score nothing, from the loss of chance
+    )
 
     @property
     def needs_il(self) -> bool:
         return self.method in ("rho", "negative_il") or self.drop > 0
 
+    @property
+    def scores(self) -> bool:
+        return self.method != "uniform"
+
     def schedule(self, steps: int) -> Schedule:
-        if self.method == "uniform":
+        if not self.scores:
             return Schedule(stop=0, drop=self.drop)
-        stop = math.inf if self.switch >= 1 else math.floor(steps * self.switch + 0.5)
+        switch = LONGEST if self.switch is None else self.switch
+        stop = math.inf if switch >= 1 else math.floor(steps * switch + 0.5)
         return Schedule(stop=stop, drop=self.drop)
+
+
+LONGEST = 0.3  # share of the steps that an automatic switch may take at most
+
+
+def _filter(chance: float) -> Plan:
+    return Remembered(chance)
+
+
+def _always(chance: float) -> Plan:
+    return Remembered(chance, least=0.0)
 
 
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("uniform"),
-        Arm("uniform minus 2 %", drop=0.02),
-        Arm("uniform minus 10 %", drop=0.10),
+        Arm("random half", plan=lambda chance: RandomShare(0.5)),
+        Arm("minus IL 2 %", drop=0.02),
+        Arm("minus IL 10 %", drop=0.10),
         Arm("loss k=2", "loss", k=2),
+        Arm("InfoBatch", plan=lambda chance: InfoBatch()),
         Arm("rho k=10", "rho", k=10),
         Arm("rho k=5", "rho", k=5),
-        Arm("annealed k=5", "rho", k=5, switch=0.3, drop=0.02),
-        Arm("annealed k=5, 10 %", "rho", k=5, switch=0.3, drop=0.10),
-        Arm("annealed k=3, 10 %", "rho", k=3, switch=0.3, drop=0.10),
+        # RHO-LOSS until the target has caught up with the IL model; then what was never better than
+        # chance is left out. Both from what is measured.
+        Arm("annealed", "rho", k=4, switch=None, plan=_filter),
+        # The same with the switch and the share of highest IL fixed by hand.
+        Arm("annealed 30 %, IL 2 %", "rho", k=5, switch=0.3, drop=0.02),
+        Arm("annealed 30 %, IL 10 %", "rho", k=5, switch=0.3, drop=0.10),
+        Arm("annealed 20 %, filter", "rho", k=4, switch=0.2, plan=_always),
+        # No IL model at all: learnable and learnt are read from the losses of training itself.
+        Arm("remembered", plan=_filter),
+        Arm("remembered, always", plan=_always),
+        Arm(
+            "remembered, skip",
+            plan=lambda chance: Remembered(chance, filter_from=0.4, skip=0.5, least=0.0),
+        ),
+        Arm(
+            "remembered, skip alone",
+            plan=lambda chance: Remembered(chance, filter_from=1.0, skip=0.5),
+        ),
     )
 }
 
@@ -58,25 +98,45 @@ class Cell:
     split: str = "tune"
     budget: float = 17.0
     il: str = "inside"  # the budget, or 'reused' from an earlier run
+    dataset: str = "cifar10"
+    part: str = "all"  # or 'half': even ids train, odd ids are the holdout set
 
     def key(self) -> str:
         return "|".join(f"{k}={v}" for k, v in asdict(self).items())
 
-    def steps(self, times: dict[str, float], il_seconds: float) -> int:
-        """How many steps the budget pays for, at step times (ms) that were measured alone."""
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Cell:
+        """The cell of a line of results; a field that the line does not know has its default."""
+        return cls(
+            **{field.name: record[field.name] for field in fields(cls) if field.name in record}
+        )
+
+    def spent_on_il(self, il_seconds: float) -> float:
+        return il_seconds if ARMS[self.arm].needs_il and self.il == "inside" else 0.0
+
+    def steps(
+        self, times: Mapping[str, float], il_seconds: float, scoring: int | None = None
+    ) -> int:
+        """How many steps the budget pays for, at step times (ms) that were measured alone.
+
+        `scoring` of them score; None: as the arm plans.
+        """
         arm = ARMS[self.arm]
-        budget = self.budget - (il_seconds if arm.needs_il and self.il == "inside" else 0.0)
+        budget = 1000 * (self.budget - self.spent_on_il(il_seconds))
         uniform = times[time_key("uniform", self.n_b, 1)]
-        scoring = times[time_key(arm.method, self.n_b, arm.k)]
-        share = 0.0 if arm.method == "uniform" else arm.switch
-        return max(1, int(1000 * budget / (share * scoring + (1 - share) * uniform)))
+        dear = times[time_key(arm.method, self.n_b, arm.k)]
+        if scoring is not None:
+            return max(1, int((budget - scoring * dear) / uniform) + scoring)
+        switch = LONGEST if arm.switch is None else arm.switch
+        share = switch if arm.scores else 0.0
+        return max(1, int(budget / (share * dear + (1 - share) * uniform)))
 
 
 def time_key(method: str, n_b: int, k: int) -> str:
     return f"{'uniform' if method == 'uniform' else 'scoring'} {n_b} of {n_b * k}"
 
 
-def needed_times(cells: list[Cell]) -> list[tuple[str, int, int]]:
+def needed_times(cells: Iterable[Cell]) -> list[tuple[str, int, int]]:
     """(method, n_b, k) of the step times that these cells need."""
     needed: dict[str, tuple[str, int, int]] = {}
     for cell in cells:
@@ -84,8 +144,3 @@ def needed_times(cells: list[Cell]) -> list[tuple[str, int, int]]:
         for method, k in (("uniform", 1), (arm.method, arm.k)):
             needed.setdefault(time_key(method, cell.n_b, k), (method, cell.n_b, k))
     return list(needed.values())
-
-
-def read_key(record: dict[str, Any]) -> str:
-    """The key of the cell that a line of results came from."""
-    return Cell(**{name: record[name] for name in Cell.__dataclass_fields__}).key()

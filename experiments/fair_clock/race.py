@@ -3,83 +3,127 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from experiments import records
-from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n
-from experiments.fair_clock.arms import ARMS, Arm, Cell, needed_times, read_key, time_key
+from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n, cifar100
+from experiments.fair_clock.arms import ARMS, Arm, Cell, needed_times, time_key
 from experiments.models import ResNet18, SmallCNN
-from rholoss.engine import CropFlip, Evaluator, Resident, Trainer, fit_resident, one_cycle
+from rholoss.engine import CropFlip, Evaluator, Folded, Resident, Trainer, fit_resident, one_cycle
 from rholoss.noise import uniform_noise
 
-NUM_CLASSES, NUM_VALIDATION = 10, 5000
+NUM_VALIDATION = 5000
 NOISE_SEED = 2022
-IL_RECIPE = {"epochs": 12, "batch_size": 256, "learning_rate": 4e-3}  # two folds, small CNN
+IL_RECIPE = {"epochs": 12, "batch_size": 256, "learning_rate": 4e-3}  # small CNN
+SCORING = {
+    "overlap": True,
+    "batch_norm": "eval",
+}  # the cheapest way: see benchmarks/results/step.md
 CHUNK = 50  # steps of one run before the next one has its turn
+LOOKS = 20  # evaluations of a tuning run; the test set is read once
+LOADERS = {"cifar10": (cifar10, 10), "cifar100": (cifar100, 100)}
 
 
 class Race:
-    """Data, irreducible losses and step times, made when they are first needed."""
+    """Data, irreducible losses and step times of one data set, made when they are first needed."""
 
     def __init__(
-        self, root: str | None = None, precision: str = "bf16", compile: bool = True
+        self,
+        dataset: str = "cifar10",
+        root: str | None = None,
+        precision: str = "bf16",
+        compile: bool = True,
     ) -> None:
-        (images, labels), (test_images, test_labels) = cifar10(root)
+        load, self.num_classes = LOADERS[dataset]
+        (images, labels), (test_images, test_labels) = load(root)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        common = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": dtype}
-        self.precision, self.compile = precision, compile
+        common: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": dtype}
+        self.precision, self.compile, self.root = precision, compile, root
         self.train = Resident(images, labels, augment=CropFlip(), **common)
         self.test = Resident(test_images, test_labels, **common)
-        noisy, _ = uniform_noise(labels, NUM_CLASSES, 0.1, seed=NOISE_SEED)
-        self.labels = {"clean": labels, "noise 10 %": noisy, "worse": cifar10n("worse", root)}
+        self.clean = labels
         shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        self.rows = {"tune": shuffled[NUM_VALIDATION:], "final": torch.arange(len(labels))}
         self.validation = shuffled[:NUM_VALIDATION]
-        self._data: dict[tuple[str, str], tuple[Resident, Resident]] = {}
-        self._il: dict[tuple[str, str], Any] = {}
+        self._data: dict[Any, tuple[Resident, Resident]] = {}
+        self._il: dict[Any, Any] = {}
         self.times: dict[str, float] = {}
 
-    def data(self, labels: str, split: str) -> tuple[Resident, Resident]:
+    def labels(self, name: str) -> np.ndarray:
+        if name == "clean":
+            return self.clean
+        if name == "noise 10 %":
+            return uniform_noise(self.clean, self.num_classes, 0.1, seed=NOISE_SEED)[0]
+        return cifar10n(name, self.root)
+
+    def data(self, cell: Cell) -> tuple[Resident, Resident]:
         """What is trained on and what it is judged on. Validation labels are as noisy as the others."""
-        if (labels, split) not in self._data:
-            whole = self.train.with_targets(self.labels[labels])
-            device = whole.device
-            judged = self.test if split == "final" else whole.take(self.validation.to(device))
-            self._data[labels, split] = (whole.take(self.rows[split].to(device)), judged)
-        return self._data[labels, split]
+        key = (cell.labels, cell.split, cell.part)
+        if key not in self._data:
+            whole = self.train.with_targets(self.labels(cell.labels))
+            used = torch.ones(len(whole), dtype=torch.bool)
+            if cell.split == "tune":
+                used[self.validation] = False
+            if cell.part == "half":
+                used[1::2] = False
+            judged = self.test
+            if cell.split == "tune":
+                judged = whole.take(self.validation.to(whole.device))
+            rows = used.nonzero().flatten().to(whole.device)
+            self._data[key] = (whole.take(rows), judged)
+        return self._data[key]
 
-    def irreducible(self, labels: str, split: str) -> Any:
-        """Cross-fitted, so that every arm may train on everything. The first fit only warms up."""
-        if (labels, split) not in self._il:
-            data, _ = self.data(labels, split)
-            for _ in range(1 if self._il else 2):
-                il = fit_resident(SmallCNN, data, folds=2, precision=self.precision, **IL_RECIPE)
-            self._il[labels, split] = il
-        return self._il[labels, split]
+    def irreducible(self, cell: Cell) -> Any:
+        """Cross-fitted, so that every arm may train on everything; or from the odd half."""
+        key = (cell.labels, cell.split, cell.part)
+        if key not in self._il:
+            for _ in range(1 if self._il else 2):  # the first fit only warms up
+                self._il[key] = self._fit(cell)
+        return self._il[key]
 
-    def trainer(self, cell: Cell, steps: int, arm: Arm | None = None) -> Trainer:
-        arm, (data, _) = arm or ARMS[cell.arm], self.data(cell.labels, cell.split)
+    def _fit(self, cell: Cell) -> Any:
+        def make() -> torch.nn.Module:
+            return SmallCNN(self.num_classes)
+
+        data, _ = self.data(cell)
+        options: dict[str, Any] = {"precision": self.precision, **IL_RECIPE}
+        if cell.part == "all":
+            return fit_resident(make, data, folds=2, **options)
+        whole = self.train.with_targets(self.labels(cell.labels))
+        odd = whole.take(torch.arange(1, len(whole), 2, device=whole.device))
+        return fit_resident(make, odd, score=data, **options)
+
+    def trainer(self, cell: Cell, steps: int, capacity: int, arm: Arm | None = None) -> Trainer:
+        """A trainer that is to take `steps` steps, and might take `capacity`."""
+        arm, (data, _) = arm or ARMS[cell.arm], self.data(cell)
         torch.manual_seed(cell.seed)
-        return Trainer(
-            ResNet18().to(memory_format=torch.channels_last),
+        scoring: dict[str, Any] = {**SCORING, "scoring": Folded()} if arm.scores else {}
+        trainer = Trainer(
+            ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             data,
-            total_steps=steps,
+            total_steps=capacity,
             method=arm.method,
-            irreducible=self.irreducible(cell.labels, cell.split) if arm.needs_il else None,
+            irreducible=self.irreducible(cell) if arm.needs_il else None,
             candidates=cell.n_b * arm.k,
             keep=1 / arm.k,
-            learning_rate=one_cycle(cell.lr, steps, warm_up=0.1),
             precision=self.precision,
             compile=self.compile,
             schedule=arm.schedule(steps),
+            catch_up=arm.scores and arm.switch is None,
+            plan=arm.plan(math.log(self.num_classes)) if arm.plan else None,
             seed=cell.seed,
+            **scoring,
         )
+        trainer.change_length(steps, rate(cell, steps))
+        return trainer
 
     def measure_times(self, cells: list[Cell], steps: int = 150) -> None:
         """Median milliseconds of a step, each kind alone on the device."""
@@ -88,7 +132,8 @@ class Race:
             if key in self.times:
                 continue
             arm = Arm(key, method, k=k)
-            trainer = self.trainer(Cell("clean", "uniform", n_b, 1e-3, 0), steps + 30, arm)
+            cell = Cell("clean", "uniform", n_b, 1e-3, 0)
+            trainer = self.trainer(cell, steps + 30, steps + 30, arm)
             trainer.train(30)
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
             marks[0].record()
@@ -101,64 +146,115 @@ class Race:
             print(f"{key}: {self.times[key]:.3f} ms", flush=True)
 
 
+def rate(cell: Cell, steps: int) -> Callable[[int], float]:
+    """Up over a tenth of the steps, then down to zero."""
+    return one_cycle(cell.lr, steps, warm_up=0.1)
+
+
 def done(paths: list[Path]) -> set[str]:
     """Keys of the cells that have results."""
-    return {read_key(record) for record in records.read(*paths)}
+    return {Cell.of(record).key() for record in records.read(*paths)}
+
+
+class Running:
+    """One cell on its way."""
+
+    def __init__(self, race: Race, cell: Cell) -> None:
+        self.race, self.cell, self.arm = race, cell, ARMS[cell.arm]
+        il = race.irreducible(cell) if self.arm.needs_il else None
+        self.il_seconds = float(il.seconds) if il is not None else 0.0
+        self.steps = cell.steps(race.times, self.il_seconds)
+        # A switch that comes early leaves time for more steps.
+        capacity = max(self.steps, cell.steps(race.times, self.il_seconds, scoring=0))
+        self.trainer = race.trainer(cell, self.steps, capacity)
+        self.stream = torch.cuda.Stream() if race.train.device.type == "cuda" else None
+        self._planned = self.trainer.schedule.stop
+        self.evaluator = Evaluator(
+            self.trainer.model, race.data(cell)[1], num_classes=race.num_classes,
+            precision=race.precision, capture=False,
+        )  # fmt: skip
+        self.curve: list[tuple[float, float]] = []
+
+    @property
+    def finished(self) -> bool:
+        return self.trainer.step >= self.steps
+
+    def advance(self) -> None:
+        """Some steps. If the switch has come, what is left of the budget is shared out anew."""
+        with torch.cuda.stream(self.stream):
+            self.trainer.train(min(CHUNK, self.steps - self.trainer.step))
+            stop = self.trainer.schedule.stop
+            if stop != self._planned:
+                self._planned = stop
+                self.steps = self.cell.steps(self.race.times, self.il_seconds, scoring=int(stop))
+                self.trainer.change_length(self.steps, rate(self.cell, self.steps))
+            looks = len(self.curve) + 1
+            if self.cell.split == "tune" and self.trainer.step * LOOKS >= looks * self.steps:
+                self.curve.append((self.seconds(), round(100 * self.evaluator().accuracy, 3)))
+
+    def seconds(self) -> float:
+        """Wall clock of this run so far if it were alone, the IL included."""
+        times, trainer = self.race.times, self.trainer
+        scoring = min(trainer.step, trainer.schedule.stop) if self.arm.scores else 0
+        dear = times[time_key(self.arm.method, self.cell.n_b, self.arm.k)]
+        uniform = times[time_key("uniform", self.cell.n_b, 1)]
+        spent = self.cell.spent_on_il(self.il_seconds)
+        return round(spent + (scoring * dear + (trainer.step - scoring) * uniform) / 1000, 3)
+
+    def record(self) -> dict[str, Any]:
+        """The line of results."""
+        error = None
+        try:
+            self.trainer.flush()
+        except ValueError as problem:  # a run that diverged is a result too
+            error = str(problem)
+        result, trainer = self.evaluator(), self.trainer
+        return {
+            **asdict(self.cell),
+            "steps": trainer.step,
+            "switch": trainer.schedule.stop if 0 < trainer.schedule.stop < math.inf else None,
+            "accuracy": round(100 * result.accuracy, 3),
+            "loss": round(result.loss, 5) if math.isfinite(result.loss) else None,
+            "per_class": [round(100 * value, 2) for value in result.per_class],
+            "curve": self.curve,
+            "seconds": self.seconds(),
+            "scored": trainer.ledger.scored,
+            "trained": trainer.ledger.trained,
+            "left_out": self._left_out(),
+            "il_seconds": round(self.il_seconds, 3) if self.arm.needs_il else None,
+            "il_recipe": IL_RECIPE if self.arm.needs_il else None,
+            "step_ms": {key: round(value, 4) for key, value in self.race.times.items()},
+            "error": error,
+            **records.about("experiments.fair_clock"),
+        }
+
+    def _left_out(self) -> float | None:
+        """Share of the rows that the last pass left out."""
+        if self.arm.plan is None and not self.arm.drop:
+            return None
+        data = self.race.data(self.cell)[0]
+        return round(1 - self.trainer.rows.num / len(data), 4)
 
 
 def run(
-    race: Race, cells: list[Cell], out: Path, *, side_by_side: int = 6, seconds: float = 1e9
+    race: Race, cells: list[Cell], out: Path, *, side_by_side: int = 1, seconds: float = 1e9
 ) -> None:
-    """Run the cells that are missing, several at a time; stop taking new ones after `seconds`."""
+    """Run the cells, several at a time; stop taking new ones after `seconds`."""
     started, waiting = time.perf_counter(), list(cells)
-    running: list[tuple[Cell, Trainer, torch.cuda.Stream | None]] = []
-    cuda = race.train.device.type == "cuda"
+    running: list[Running] = []
     while waiting or running:
         while waiting and len(running) < side_by_side:
             if time.perf_counter() - started > seconds:
                 waiting = []
                 break
-            cell = waiting.pop(0)
-            il = race.irreducible(cell.labels, cell.split) if ARMS[cell.arm].needs_il else None
-            steps = cell.steps(race.times, il.seconds if il is not None else 0.0)
-            running.append((cell, race.trainer(cell, steps), torch.cuda.Stream() if cuda else None))
+            running.append(Running(race, waiting.pop(0)))
         for entry in list(running):
-            cell, trainer, stream = entry
-            with torch.cuda.stream(stream):
-                trainer.train(min(CHUNK, trainer.total_steps - trainer.step))
-                if trainer.step == trainer.total_steps:
-                    running.remove(entry)
-                    _write(race, cell, trainer, out)
-
-
-def _write(race: Race, cell: Cell, trainer: Trainer, out: Path) -> None:
-    error = None
-    try:
-        trainer.flush()
-    except ValueError as problem:  # a run that diverged is a result too
-        error = str(problem)
-    evaluator = Evaluator(
-        trainer.model,
-        race.data(cell.labels, cell.split)[1],
-        num_classes=NUM_CLASSES,
-        precision=race.precision,
-        capture=False,
-    )
-    result = evaluator()
-    il = race._il.get((cell.labels, cell.split)) if ARMS[cell.arm].needs_il else None
-    record = {
-        **asdict(cell),
-        "steps": trainer.total_steps,
-        "accuracy": round(100 * result.accuracy, 3),
-        "loss": round(result.loss, 5),
-        "per_class": [round(100 * value, 2) for value in result.per_class],
-        "scored": trainer.ledger.scored,
-        "trained": trainer.ledger.trained,
-        "il_seconds": None if il is None else round(il.seconds, 3),
-        "il_recipe": None if il is None else IL_RECIPE,
-        "step_ms": {key: round(value, 4) for key, value in race.times.items()},
-        "error": error,
-        **records.about("experiments.fair_clock"),
-    }
-    records.append(out, record)
-    print(f"{cell.key()}: {record['accuracy']:.2f} % in {trainer.total_steps} steps", flush=True)
+            entry.advance()
+            if entry.finished:
+                running.remove(entry)
+                record = entry.record()
+                records.append(out, record)
+                print(
+                    f"{entry.cell.key()}: {record['accuracy']:.2f} % in {record['steps']} steps",
+                    flush=True,
+                )

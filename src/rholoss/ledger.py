@@ -71,6 +71,7 @@ class Ledger:
             call, mark or flush, less what was spent in `paused()`.
         loading_seconds: time waited for a watched loader.
         flops_per_example: forward FLOPs of one example, counted at the dry run (None if not scored).
+        scoring_flops: the same for a scoring pass, where that is not the model's own on whole inputs.
         il_seconds, il_runs: what the irreducible losses cost, and how many runs share that.
         marks: (step, seconds, value) of each `mark(value)`.
     """
@@ -88,6 +89,7 @@ class Ledger:
     seconds: float = 0.0
     loading_seconds: float = 0.0
     flops_per_example: float | None = None
+    scoring_flops: float | None = None
     marks: list[tuple[int, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _now: float | None = field(default=None, repr=False)  # None while the clock stands still
@@ -191,7 +193,9 @@ class Ledger:
         """Forward FLOPs of what was scored plus three forwards for each point trained."""
         if self.flops_per_example is None:
             return None
-        return self.flops_per_example * (self.forwards + (1 + BACKWARD_FORWARDS) * self.trained)
+        per_pass = self.flops_per_example if self.scoring_flops is None else self.scoring_flops
+        trained = self.flops_per_example * (1 + BACKWARD_FORWARDS) * self.trained
+        return per_pass * self.forwards + trained
 
     def uniform_seconds(self) -> float:
         """Estimate of what the same steps would have cost without selection.
@@ -266,12 +270,14 @@ class Ledger:
             "marks": [list(mark) for mark in self.marks],
             "notes": list(self.notes),
             "flops_per_example": self.flops_per_example,
+            "scoring_flops": self.scoring_flops,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from counts that were saved; the time in between does not count."""
         for name in (*COUNTS, *TIMES, "flops_per_example"):
             setattr(self, name, state[name])
+        self.scoring_flops = state.get("scoring_flops")
         self.notes = list(state["notes"])
         self.marks = [(int(s), float(t), float(v)) for s, t, v in state["marks"]]
         self._now, self._events = None, []

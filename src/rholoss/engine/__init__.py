@@ -1,15 +1,37 @@
 """The fast path for data that fits the device: see `Trainer`."""
 
+from rholoss.engine.cheaper import Cheaper, Gate, LowerResolution, Proxy, Reuse
 from rholoss.engine.evaluate import Evaluation, Evaluator
+from rholoss.engine.folded import Folded
 from rholoss.engine.irreducible import fit_resident, losses_of, one_cycle
+from rholoss.engine.memory import Epoch, Memory, Plan, Situation
+from rholoss.engine.optimizers import adamw
+from rholoss.engine.plans import InfoBatch, RandomShare, Remembered
+from rholoss.engine.replay import Recorded
 from rholoss.engine.resident import CropFlip, Resident
-from rholoss.engine.trainer import Trainer, adamw
+from rholoss.engine.streamed import Streamed
+from rholoss.engine.trainer import Trainer
 
 __all__ = [
+    "Cheaper",
     "CropFlip",
+    "Epoch",
     "Evaluation",
     "Evaluator",
+    "Folded",
+    "Gate",
+    "InfoBatch",
+    "LowerResolution",
+    "Memory",
+    "Plan",
+    "Proxy",
+    "RandomShare",
+    "Recorded",
+    "Remembered",
     "Resident",
+    "Reuse",
+    "Situation",
+    "Streamed",
     "Trainer",
     "adamw",
     "fit_resident",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Generator
@@ -11,6 +12,35 @@ from torch import Generator
 from rholoss.errors import RholossError
 
 WARM_UP = 3  # steps that run eagerly first: they compile, tune and make the optimizer's state
+
+
+@contextlib.contextmanager
+def says_what_to_reduce(what: str = "`candidates` or `keep`") -> Iterator[None]:
+    """Make running out of memory an error that says what to do: in the first steps and in capture."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = str(error).splitlines()[0]
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in told:
+            raise
+        raise RholossError(
+            f"The GPU's memory does not hold this. Reduce {what}, use precision='bf16', or keep the data "
+            f"on the host (`rholoss.engine.Streamed`). ({told})"
+        ) from error
+
+
+@contextlib.contextmanager
+def tuned_convolutions(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try its algorithms: shapes never change here."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class Captured:
@@ -41,7 +71,7 @@ class Captured:
 
     def __call__(self) -> None:
         """One step."""
-        if self.graph is not None:
+        if self.graph is not None:  # it has all its memory already
             self.graph.replay()
         elif self.eager:
             self.body()
@@ -67,11 +97,8 @@ class Captured:
         try:
             with torch.cuda.graph(graph, stream=self.stream):
                 self.body()
-        except torch.cuda.OutOfMemoryError as error:
-            raise RholossError(
-                "The GPU's memory does not hold one step as a graph. Reduce `candidates` or the batch, "
-                f"use precision='bf16', or keep the data on the host. ({error})"
-            ) from error
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)
             self.eager, self.why_eager = True, str(error).splitlines()[0]

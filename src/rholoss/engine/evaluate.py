@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rholoss.engine.capture import Captured
+from rholoss.engine.capture import Captured, says_what_to_reduce
 from rholoss.engine.resident import Resident
+from rholoss.engine.streamed import Streamed
 from rholoss.losses import output_of
 from rholoss.modes import PRECISIONS, own_autocast, scoring_mode
 
@@ -34,7 +35,7 @@ class Evaluator:
     def __init__(
         self,
         model: nn.Module,
-        data: Resident,
+        data: Resident | Streamed,
         *,
         num_classes: int,
         batch_size: int = 1000,
@@ -49,10 +50,13 @@ class Evaluator:
         self._rows = place.clamp(max=len(data) - 1).view(-1, size)
         self._counts = (place < len(data)).float().view(-1, size)
         self._sums = torch.zeros(3, num_classes, device=data.device)  # loss, right, all; by class
-        self._measure = (
-            torch.compile(self._one_batch, dynamic=False) if compile else self._one_batch
-        )
-        self._run: Callable[[], None] = Captured(self._body, data.device) if capture else self._body
+        fixed = isinstance(data, Resident)  # rows that come from the host can be neither
+        self._measure = self._one_batch
+        if compile and fixed:
+            self._measure = torch.compile(self._one_batch, dynamic=False)
+        self._run: Callable[[], None] = self._body
+        if capture and fixed:
+            self._run = Captured(self._body, data.device)
 
     def _one_batch(self, rows: Tensor, counts: Tensor) -> Tensor:
         x, y = self.data.batch(rows)
@@ -71,7 +75,8 @@ class Evaluator:
 
     def __call__(self) -> Evaluation:
         """Evaluate the model as it is now."""
-        self._run()
+        with says_what_to_reduce("`batch_size`"):
+            self._run()
         loss, right, total = self._sums.double().cpu()
         return Evaluation(
             float(loss.sum() / total.sum()),

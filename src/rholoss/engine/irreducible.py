@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rholoss.engine.resident import Resident
+from rholoss.engine.streamed import Streamed
 from rholoss.engine.trainer import Trainer
 from rholoss.errors import RholossError
 from rholoss.il.split import folds as fold_of
@@ -32,7 +33,7 @@ def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[
 
 def losses_of(
     model: nn.Module,
-    data: Resident,
+    data: Resident | Streamed,
     *,
     loss: str = "classification",
     batch_size: int = 2500,
@@ -51,9 +52,9 @@ def losses_of(
 
 def fit_resident(
     make_model: Callable[[], nn.Module],
-    data: Resident,
+    data: Resident | Streamed,
     *,
-    score: Resident | None = None,
+    score: Resident | Streamed | None = None,
     folds: int | None = None,
     epochs: int = 12,
     batch_size: int = 256,
@@ -110,8 +111,8 @@ def fit_resident(
 
 def _fit_and_score(
     make_model: Callable[[], nn.Module],
-    data: Resident,
-    score: Resident,
+    data: Resident | Streamed,
+    score: Resident | Streamed,
     *,
     epochs: int,
     batch_size: int,

@@ -17,6 +17,12 @@ class Order:
         self.size, self.left = size, 0
         self._rows = torch.zeros(num_rows // size, size, dtype=torch.long, device=device)
         self._place = torch.zeros(1, dtype=torch.long, device=device)
+        self._dealt = self._rows.cpu()  # on the host, for whoever reads ahead
+
+    @property
+    def capacity(self) -> int:
+        """The most batches that can be dealt at once."""
+        return len(self._rows)
 
     def deal(self, rows: Tensor) -> None:
         """Start an epoch over these rows, in this order."""
@@ -27,6 +33,7 @@ class Order:
                 "drop fewer, or make the batch smaller."
             )
         dealt = rows[: self.left * self.size].view(self.left, self.size)
+        self._dealt = dealt
         self._rows[: self.left].copy_(dealt, non_blocking=True)
         self._place.zero_()
 
@@ -36,12 +43,18 @@ class Order:
         self._place += 1
         return rows
 
+    def coming(self) -> Tensor | None:
+        """The rows of the next batch, on the host; None where the epoch is over."""
+        return self._dealt[len(self._dealt) - self.left] if self.left else None
+
     def state_dict(self) -> dict[str, Any]:
         """What is left of the epoch."""
-        return {"left": self.left, "rows": self._rows.cpu(), "place": self._place.cpu()}
+        rows, place = (t.to("cpu", copy=True) for t in (self._rows, self._place))
+        return {"left": self.left, "rows": rows, "place": place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the epoch."""
         self.left = state["left"]
         self._rows.copy_(state["rows"])
         self._place.copy_(state["place"])
+        self._dealt = state["rows"][: int(state["place"]) + self.left]

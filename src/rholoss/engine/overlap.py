@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rholoss.engine.copies import Copies
 from rholoss.engine.step import DeviceStep
 from rholoss.modes import submodules
 
@@ -38,13 +39,19 @@ class Replica:
                     module.momentum = 1.0
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-        self._own = [*self.model.parameters(), *self.model.buffers()]
-        self._original = [*model.parameters(), *model.buffers()]
+        self._weights, self._statistics = Copies(), Copies()
+        for own, weight in zip(self.model.parameters(), model.parameters(), strict=True):
+            self._weights.add(weight, own)
+        for own_buffer, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
+            self._statistics.add(buffer, own_buffer)
 
-    def refresh(self) -> None:
-        """Take over the model's weights and statistics."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._own, self._original)
+    def refresh_statistics(self) -> None:
+        """Take over the model's running statistics."""
+        self._statistics.copy()
+
+    def refresh_weights(self) -> None:
+        """Take over the model's weights."""
+        self._weights.copy()
 
     def move_statistics(self) -> None:
         """Let the candidates' statistics move the model's running ones."""
@@ -58,25 +65,31 @@ class OverlappedStep:
     """`DeviceStep.select`, one step stale, with scoring on a side stream."""
 
     def __init__(self, step: DeviceStep, dtype: torch.dtype) -> None:
-        self.step, self.replica = step, Replica(step.model, dtype)
+        self.step = step
+        self.replica = step.scoring.replica(step) or Replica(step.model, dtype)
         self.side = torch.cuda.Stream(step.data.device, priority=0) if _is_cuda(step) else None
         self.waiting: list[Tensor] = []  # index, x, y, score (and weight) of the chosen rows
 
     def prime(self) -> None:
         """Choose the first batch."""
-        self.replica.refresh()
+        self.replica.refresh_statistics()
+        self.replica.refresh_weights()
         self.waiting = [tensor.clone() for tensor in self._choose_next()]
 
     def __call__(self) -> None:
         """Train on what was chosen, and choose the next."""
         index, x, y, score, *weight = self.waiting
-        self.replica.refresh()
+        self.replica.refresh_statistics()  # which the training pass moves
+        refreshed = torch.cuda.Event() if self.side is not None else None
         if self.side is not None:
             self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side) if self.side is not None else contextlib.nullcontext():
+            self.replica.refresh_weights()  # which the optimizer moves, so it waits for this
+            if refreshed is not None:
+                refreshed.record()
             chosen = self._choose_next()
-        loss = self.step.learn(x, y, weight[0] if weight else None)
-        self.step.counters.record(index, score, loss)
+        loss = self.step.learn(index, x, y, weight[0] if weight else None, refreshed)
+        self.step.note(index, score, loss)
         if self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
         if self.step.scorer.batch_norm == "train":

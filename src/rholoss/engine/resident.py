@@ -143,6 +143,6 @@ def _check_memory(needed: int, device: torch.device) -> None:
     if needed > 0.8 * free:
         raise RholossError(
             f"The data needs {needed / 2**30:.2f} GiB on {device}, but {free / 2**30:.2f} of "
-            f"{total / 2**30:.2f} GiB are free, and a step needs some too. Keep the data in the loader "
-            "and use `Selector`, store it as uint8, or free memory."
+            f"{total / 2**30:.2f} GiB are free, and a step needs some too. Keep it on the host "
+            "(`rholoss.engine.Streamed`, or a loader and `Selector`), store it as uint8, or free memory."
         )

@@ -16,8 +16,11 @@ from torch import Generator, Tensor, nn
 
 from rholoss import core
 from rholoss.core import Method, Stats
+from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.memory import Memory
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Resident
+from rholoss.engine.streamed import Streamed, Window
 from rholoss.losses import Task
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
 from rholoss.scoring import Scorer
@@ -34,6 +37,7 @@ class Counters:
     index: Tensor  # [window, k]
     score: Tensor  # [window, k]
     loss: Tensor  # [window]
+    reducible: Tensor  # [window], mean score of the candidates
     row: Tensor  # [1], next row of the window
     not_finite: Tensor
     short: Tensor
@@ -45,6 +49,7 @@ class Counters:
         return cls(
             torch.zeros(window, k, dtype=torch.long, device=device),
             torch.zeros(window, k, device=device),
+            torch.zeros(window, device=device),
             torch.zeros(window, device=device),
             torch.zeros(1, dtype=torch.long, device=device),
             *(torch.zeros((), dtype=torch.long, device=device) for _ in range(3)),
@@ -59,11 +64,14 @@ class Counters:
         self.broken += ~loss.detach().isfinite()
         self.row += 1
 
-    def guard(self, score_B: Tensor, enough: int) -> None:
-        """Count scores that cannot be used."""
-        num_bad = (score_B == -torch.inf).sum()
-        self.not_finite += num_bad
-        self.short += num_bad > len(score_B) - enough
+    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> None:
+        """Count scores that cannot be used; only those that were forwarded should have one."""
+        looked_at = score_B if forwarded is None else score_B.index_select(0, forwarded)
+        self.not_finite += (looked_at == -torch.inf).sum()
+        finite = score_B.isfinite()
+        self.short += finite.sum() < enough
+        mean = torch.where(finite, score_B, 0).sum() / finite.sum()
+        self.reducible.index_copy_(0, self.row, mean[None].float())
 
 
 # The parts that are compiled: functions of their arguments alone, so that all trainers of a process
@@ -76,7 +84,7 @@ def compiled(part: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(part, dynamic=False)
 
 
-def gather(data: Resident, rows: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
+def gather(data: Resident | Window, rows: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
     """Inputs and targets of these rows."""
     return data.batch(rows, drawn)
 
@@ -103,6 +111,17 @@ def score_candidates(
         return scorer.forward(model, (x, y), len(y), needs, draws)
 
 
+def set_rate(lr: Tensor, lr_T: Tensor, number: Tensor) -> None:
+    """The rate of this step, and on to the next."""
+    lr.copy_(lr_T.index_select(0, number)[0])
+    number += 1
+
+
+def weighted_mean(loss_k: Tensor, weight: Tensor | None) -> Tensor:
+    """The loss of a step."""
+    return loss_k.mean() if weight is None else (loss_k * weight).mean()
+
+
 class DeviceStep:
     """The bodies of the steps, over a model, its optimizer, resident data and a method."""
 
@@ -110,7 +129,7 @@ class DeviceStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data: Resident,
+        data: Resident | Streamed,
         method: Method,
         scorer: Scorer,
         candidates: int,
@@ -123,33 +142,55 @@ class DeviceStep:
         lr: Tensor,
         lr_T: Tensor,
         counters: Counters,
+        memory: Memory | None = None,
+        scoring: Cheaper | None = None,
     ) -> None:
         assert isinstance(scorer.loss, Task)
         self.model, self.optimizer, self.data, self.method = model, optimizer, data, method
         self.scorer, self.task, self.k, self.generator = scorer, scorer.loss, k, generator
-        self.irreducible, self.live = irreducible, live
+        self.irreducible, self.live, self.memory = irreducible, live, memory
+        # by id: how much a row counts when rows are trained on as they come
+        self.row_weight = (
+            None if memory is None else torch.ones(len(memory.seen), device=data.device)
+        )
         self.dtype, self.lr, self.lr_T, self.counters = scorer.dtype, lr, lr_T, counters
         self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the step
         self.order = Order(len(data), candidates, data.device)
         self.uniform_order = Order(len(data), k, data.device)
+        self.window = data.window(candidates) if isinstance(data, Streamed) else None
+        self._rows_from: Any = self.window or data
         self.draws = scorer.draws if method.needs & core.MONTE_CARLO else 1
         self.needs = method.needs - {"irreducible_loss"}
         self.runs_model = bool(self.needs)
-        wrap: Callable[..., Any] = compiled if compile else lambda part: part
+        self.wrap: Callable[..., Any] = compiled if compile else lambda part: part
         self._gather, self._losses, self._scores = (
-            wrap(gather),
-            wrap(train_losses),
-            wrap(score_candidates),
+            self.wrap(gather),
+            self.wrap(train_losses),
+            self.wrap(score_candidates),
         )
+        # Book-keeping is many small kernels; compiled, it is few.
+        self._remember = self.wrap(Memory.record)
+        self._next, self._set_rate = self.wrap(Order.next), self.wrap(set_rate)
+        self.note = functools.partial(self.wrap(Counters.record), counters)
+        self._guard = functools.partial(self.wrap(Counters.guard), counters)
+        # Around what a step does to choose. The host's clock; a captured step has none.
+        self.timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.scoring = scoring or Cheaper()
+        self.scoring.attach(self)
 
     def measure(
-        self, model: nn.Module, x: Tensor, y: Tensor, generator: Generator
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        generator: Generator,
+        batch_norm: str | None = None,
     ) -> dict[str, Tensor]:
         """Quantities of the candidates, without a graph of gradients."""
         if not self.runs_model:
             return {}
         dropout = self.scorer.dropout or self.draws > 1
-        mode = scoring_mode(model, batch_norm=self.scorer.batch_norm, dropout=dropout)
+        mode = scoring_mode(model, batch_norm=batch_norm or self.scorer.batch_norm, dropout=dropout)
         randomness: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if dropout and self.data.device.type == "cpu":  # in a CUDA graph the state is the graph's
             randomness = kept_random_state(self.data.device, core.draw_seed(generator))
@@ -158,15 +199,18 @@ class DeviceStep:
 
     def take(self, order: Order, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, inputs and targets of the next batch of an order."""
-        rows = order.next()
-        x, y = self._gather(self.data, rows, self.data.draw(len(rows), generator))
-        return self.data.ids.index_select(0, rows), x, y
+        rows = self._next(order)
+        return self.data.ids.index_select(0, rows), *self.gather(rows, generator)
+
+    def gather(self, rows: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Inputs, augmented, and targets of the rows of this step."""
+        return self._gather(self._rows_from, rows, self.data.draw(len(rows), generator))
 
     def choose(
         self, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
     ) -> tuple[core.Selection, Tensor]:
         """Score the candidates with a model and choose k of them."""
-        measured = self.measure(model, x, y, generator)
+        measured, forwarded = self.scoring.measure(self, model, index, x, y, generator)
         if "irreducible_loss" in self.method.needs:
             if self.live is not None:
                 candidates = (x.float(), y)
@@ -177,42 +221,69 @@ class DeviceStep:
         selection, score_B = core.choose(self.method, Stats(index, measured), self.k, generator)
         if self.method.needs:
             replacing = getattr(self.method.pick, "replacement", False)
-            self.counters.guard(score_B, 1 if replacing else self.k)
+            self._guard(score_B, 1 if replacing else self.k, forwarded)
         return selection, score_B
 
-    def learn(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """A gradient step at the rate of this step; returns the loss."""
+    def learn(
+        self,
+        index: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        before_update: torch.cuda.Event | None = None,
+    ) -> Tensor:
+        """A gradient step at the rate of this step; returns the loss.
+
+        The optimizer waits for `before_update`: whoever reads the weights beside the step is done then.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         loss_k = self._losses(self.model, self.task, x, y, self.dtype)
-        loss = loss_k.mean() if weight is None else (loss_k * weight).mean()
+        if self.memory is not None:
+            self._remember(self.memory, index, loss_k)
+        loss = weighted_mean(loss_k, weight)
         loss.backward()
-        self._set_rate()
+        self._change_rate()
+        if before_update is not None:
+            torch.cuda.current_stream().wait_event(before_update)
         self.optimizer.step()
-        self.number += 1
         return loss
 
-    def _set_rate(self) -> None:
+    def loss_of(self, model: nn.Module, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """The loss of these rows under another model, with a graph of gradients."""
+        return weighted_mean(self._losses(model, self.task, x, y, self.dtype), weight)
+
+    def count_flops(self, model: nn.Module, x: Tensor, y: Tensor) -> float | None:
+        """Forward FLOPs of one of these rows, counted as `Selector` does; changes nothing."""
+        _, flops = self.scorer.dry_run(model, (x, y), len(y), self.needs, discard=True)
+        return flops
+
+    def _change_rate(self) -> None:
         if self.data.device.type == "cuda":
-            self.lr.copy_(self.lr_T.index_select(0, self.number)[0])
+            self._set_rate(self.lr, self.lr_T, self.number)
             return
         for group in self.optimizer.param_groups:  # a number is exact
             group["lr"] = self.lr_T[self.number].item()
+        self.number += 1
 
     # The bodies.
 
     def uniform(self) -> None:
         """Train on the next n_b rows as they come."""
         index, x, y = self.take(self.uniform_order, self.generator())
-        loss = self.learn(x, y, None)
-        self.counters.record(index, None, loss)
+        weight = None if self.row_weight is None else self.row_weight.index_select(0, index)
+        loss = self.learn(index, x, y, weight)
+        self.note(index, None, loss)
 
     def select(self) -> None:
         """Lines 2 to 6 of Algorithm 1."""
-        generator = self.generator()
-        index, x, y = self.take(self.order, generator)
-        selection, score_B = self.choose(self.model, index, x, y, generator)
-        b = selection.position
-        if self.live is not None:
-            self.live.update((x[b].float(), y[b]), selection.weight)
-        loss = self.learn(x[b], y[b], selection.weight)
-        self.counters.record(index[b], score_B[b], loss)
+        with self.timed():
+            generator = self.generator()
+            index, x, y = self.take(self.order, generator)
+            selection, score_B = self.choose(self.model, index, x, y, generator)
+            b, weight = selection.position, selection.weight
+            index, x, y = index[b], x[b], y[b]
+            if self.live is not None:
+                self.live.update((x.float(), y), weight)
+            self.scoring.update(self, index, x, y, weight)
+        loss = self.learn(index, x, y, weight)
+        self.note(index, score_B[b], loss)

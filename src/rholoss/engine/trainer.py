@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,31 +13,31 @@ from torch import Generator, Tensor, nn
 
 from rholoss import core, methods
 from rholoss.core import Method
-from rholoss.engine.capture import Captured
+from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolutions
+from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.clock import ScoringCost
+from rholoss.engine.interrupt import whole_steps
+from rholoss.engine.memory import Memory, Plan
+from rholoss.engine.optimizers import MakeOptimizer, adamw
+from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
+from rholoss.engine.replay import Recorded, check_scoring
 from rholoss.engine.resident import Resident
+from rholoss.engine.rows import Rows, irreducible_table
 from rholoss.engine.step import Counters, DeviceStep
+from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.il.live import LiveIrreducible
 from rholoss.ledger import Ledger
 from rholoss.losses import Task
-from rholoss.sampler import EPOCHS
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import TableSource, as_source, raise_unmeasured
+from rholoss.sources import as_source
 from rholoss.steplog import StepLog
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-STATE_VERSION = 1
+STATE_VERSION = 2
+Rate = float | Callable[[int], float]
 WINDOW = 100  # steps between two looks at what happened on the device
-
-
-def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW as in the paper, in the form that a graph can hold."""
-    parameters = list(parameters)
-    on_gpu = bool(parameters) and parameters[0].device.type == "cuda"
-    rate: Any = torch.tensor(1e-3, device=parameters[0].device) if on_gpu else 1e-3
-    return torch.optim.AdamW(parameters, lr=rate, fused=on_gpu, capturable=on_gpu)
 
 
 class Trainer:
@@ -49,12 +49,18 @@ class Trainer:
 
     Args:
         model: is moved to the device of the data.
-        data: a `Resident` data set.
+        data: a `Resident` data set, or a `Streamed` one where it does not fit the device.
         total_steps: how many steps there will be; `learning_rate` may be a function of the step.
         candidates, keep: n_B, and the share of it that is selected.
         optimizer: a function from parameters to an optimizer; on a GPU it must be capturable.
         overlap: score the next candidates while this batch trains, with a copy of the weights that is
             one step old and in the given precision.
+        catch_up: stop scoring for good, before the schedule does, as soon as the candidates' mean loss over
+            100 steps is no higher than their mean irreducible loss: the target is as good as that model.
+        plan: decides at the start of each pass over the rows that scores nothing which of them are
+            trained on and with what weight; see `rholoss.engine.plans`.
+        scoring: a cheaper way to score (`rholoss.engine.cheaper`), or `Recorded` choices, which are
+            replayed without scoring; then `method`, `candidates` and `keep` are not read.
         log: path of a JSON-lines file for the chosen ids.
         method, irreducible, loss, batch_norm, draws, precision, compile, schedule, seed: as for
             `Selector`; `loss` must be a task's name.
@@ -63,7 +69,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        data: Resident,
+        data: Resident | Streamed,
         *,
         total_steps: int,
         method: str | Method = "rho",
@@ -71,7 +77,7 @@ class Trainer:
         candidates: int = 320,
         keep: float = 0.1,
         optimizer: MakeOptimizer = adamw,
-        learning_rate: float | Callable[[int], float] = 1e-3,
+        learning_rate: Rate = 1e-3,
         loss: str = "classification",
         batch_norm: str = "train",
         draws: int = 10,
@@ -79,10 +85,18 @@ class Trainer:
         compile: bool = False,
         overlap: bool = False,
         schedule: Schedule | None = None,
+        catch_up: bool = False,
+        plan: Plan | None = None,
+        scoring: Cheaper | Recorded | None = None,
         seed: int = 0,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         self.method, self.data, device = methods.by_name(method), data, data.device
+        check_scoring(scoring, overlap, others=[schedule, plan])
+        recorded: Tensor | None = None
+        if isinstance(scoring, Recorded):
+            recorded = scoring.rows(data.ids, total_steps)
+            self.method, candidates, keep = methods.by_name("uniform"), scoring.k, 1.0
         if not 0 < keep <= 1 or not 1 <= candidates <= len(data):
             raise RholossError(
                 f"`keep` must be in (0, 1] and `candidates` in 1..{len(data)}, the rows of the data, "
@@ -92,11 +106,21 @@ class Trainer:
         self.candidates, self.k = candidates, core.num_selected(candidates, keep)
         self.schedule, self.seed, self.total_steps = schedule or constant(), seed, total_steps
         self.source = as_source(irreducible)
+        table = irreducible_table(self.method, self.source, data.ids, self.schedule.drop)
+        memory = None if plan is None else Memory(int(data.ids.max()) + 1, device)
+        self.rows = Rows(
+            data, seed=seed, irreducible=table, drop=self.schedule.drop, plan=plan, memory=memory,
+            recorded=recorded,
+        )  # fmt: skip
+        self.catch_up = catch_up
+        if catch_up and self.method.name != "rho":
+            raise RholossError(
+                f"`catch_up` compares losses with irreducible losses, as 'rho' does, but the method is "
+                f"{self.method.name!r}; pass catch_up=False."
+            )
         self.optimizer = optimizer(self.model.parameters())
-        rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
         exact = torch.float32 if device.type == "cuda" else torch.float64
-        rates = [float(rate(t)) for t in range(total_steps)]
-        lr_T = torch.tensor(rates, device=device, dtype=exact)
+        lr_T = _rates(learning_rate, total_steps).to(device, exact)
         lr = torch.zeros((), device=device)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -114,12 +138,14 @@ class Trainer:
             candidates,
             self.k,
             generator=self._generator,
-            irreducible=self._table(),
+            irreducible=table,
             live=self._live(overlap),
             compile=compile,
             lr=lr,
             lr_T=lr_T,
             counters=self.counters,
+            memory=memory,
+            scoring=scoring if isinstance(scoring, Cheaper) else None,
         )
         low = scorer.dtype or torch.float32
         self.overlapped = OverlappedStep(self.body, low) if overlap else None
@@ -129,14 +155,14 @@ class Trainer:
         uniform = Captured(self.body.uniform, device, generators, chosen.stream)
         self.captured = {True: chosen, False: uniform}  # by whether the step scores
         self.log = StepLog(log)
-        il_seconds = float(getattr(irreducible, "seconds", 0.0))
-        self.ledger = Ledger(il_seconds, scoring_seconds=math.nan)  # one graph: no time of its own
+        reads = self.body.irreducible is not None  # who does not read them does not pay for them
+        self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)) if reads else 0.0)
+        self._cost = ScoringCost(self.body, self.ledger, overlap=overlap)
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
         self.losses: list[Tensor] = []  # of the steps, as they were read
-        self._epochs = 0
+        self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
-        self._rows_after = self._rows_left(self.schedule.drop)  # once the schedule has stopped
 
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""
@@ -154,46 +180,19 @@ class Trainer:
             )
         return self.source
 
-    def _table(self) -> Tensor | None:
-        """Irreducible losses by id on the device, checked for every row once and for all."""
-        if "irreducible_loss" not in self.method.needs and not self.schedule.drop:
-            return None
-        if not isinstance(self.source, TableSource):
-            if isinstance(self.source, LiveIrreducible) and not self.schedule.drop:
-                return None
-            raise RholossError(
-                f"The method {self.method.name!r} needs irreducible losses; pass `irreducible=` what "
-                "`fit_irreducible` returned (or a `LiveIrreducible`, if the schedule drops nothing)."
-            )
-        ids = self.data.ids.cpu()
-        loss_N = self.source.table.lookup(ids)
-        raise_unmeasured(ids, loss_N)
-        table = torch.full((int(ids.max()) + 1,), torch.nan)
-        table[ids] = loss_N
-        return table.to(self.data.device)
-
-    def _rows_left(self, drop: float) -> Tensor:
-        """The rows without the share `drop` of highest irreducible loss."""
-        rows = torch.arange(len(self.data))
-        if not drop or self.body.irreducible is None:
-            return rows
-        loss_N = self.body.irreducible.index_select(0, self.data.ids).cpu()
-        return rows[loss_N <= loss_N.quantile(1 - drop)]
-
-    def _deal(self, scores: bool) -> None:
-        """Start an epoch: a new order of the rows."""
-        generator = core.step_generator(self.seed, EPOCHS + self._epochs)
-        self._epochs += 1
-        dropping = not scores and self.step >= self.schedule.stop
-        rows = self._rows_after if dropping else torch.arange(len(self.data))
-        order = self.body.order if scores else self.body.uniform_order
-        order.deal(rows[torch.randperm(len(rows), generator=generator)])
+    def _order(self, scores: bool) -> Order:
+        return self.body.order if scores else self.body.uniform_order
 
     def _take_from(self, scores: bool) -> None:
         """See to it that the order has a batch left, and count it."""
-        order = self.body.order if scores else self.body.uniform_order
+        order = self._order(scores)
         if order.left == 0:
-            self._deal(scores)
+            self.rows.deal(
+                order, step=self.step, progress=self.step / self.total_steps, scores=scores,
+                stopped=self.step >= self.schedule.stop, weight=self.body.row_weight,
+            )  # fmt: skip
+        if self.body.window is not None:
+            self.body.window.bring(order.coming())
         order.left -= 1
 
     def train(self, steps: int) -> None:
@@ -205,13 +204,30 @@ class Trainer:
             )
         if not self._window:
             self.log.check_new(self.step)
-        with _tuned_convolutions(self.data.device):
-            for _ in range(steps):
-                self._one_step()
+        try:
+            with says_what_to_reduce(), whole_steps() as let_interrupt_through:
+                self._cost.count_flops()
+                with tuned_convolutions(self.data.device):
+                    for _ in range(steps):
+                        self._one_step()
+                        let_interrupt_through()
+        except KeyboardInterrupt:
+            with contextlib.suppress(RholossError):
+                self.flush()  # what was done so far reaches the log
+            raise
+
+    def time_scoring(self, repeats: int = 20) -> float:
+        """Seconds that gathering, scoring and choosing take in a step; changes nothing.
+
+        On a GPU, where the step is one graph, they are run as a graph of their own, and the ledger's time
+        of scoring is this times the steps that scored. On the CPU the ledger times every step itself.
+        """
+        with tuned_convolutions(self.data.device), says_what_to_reduce():
+            return self._cost.time(self.captured[True].stream, repeats)
 
     def _one_step(self) -> None:
         if self.step == self.schedule.stop:
-            self.body.uniform_order.left = 0  # what is left of an earlier order was not filtered
+            self.body.uniform_order.left = 0  # what is left of an earlier pass was not filtered
         phase = self.schedule(self.step)
         scores = phase.score and bool(self.method.needs)
         if scores and self.overlapped is not None and not self.overlapped.waiting:
@@ -220,33 +236,39 @@ class Trainer:
         self.ledger.start()
         self._take_from(scores)
         self.captured[scores]()
+        if self.body.window is not None:  # while the device is at work
+            self.body.window.prefetch(self._order(scores).coming())
         self.step += 1
         rows = self.candidates if scores else self.k
-        forwards = rows * self.body.draws if scores and self.body.runs_model else 0
-        self.ledger.count(rows, rows, self.k, rows if forwards else 0, forwards)
+        self.ledger.count(rows, rows, self.k, *(self._cost.passes() if scores else (0, 0)))
         self._window.append(scores)
         if len(self._window) == WINDOW:
             self.flush()
 
     def flush(self) -> None:
         """Read what happened on the device since the last flush. Waits for the device."""
-        scored, self._window = self._window, []
-        num = len(scored)
+        num = len(self._window)
         if num == 0:
             return
         counters = self.counters
-        index, score, losses = (
-            t[:num].cpu() for t in (counters.index, counters.score, counters.loss)
+        index, score, losses = (  # copies: the next window overwrites the counters
+            t[:num].to("cpu", copy=True) for t in (counters.index, counters.score, counters.loss)
         )
         not_finite, short, broken = (
             int(t) for t in (counters.not_finite, counters.short, counters.broken)
         )
         counters.row.zero_()
+        reducible = counters.reducible[:num].cpu()[torch.tensor(self._window)]
+        scored, self._window = self._window, []
         self.ledger.tick()
+        self._cost.tell()
         self.losses.append(losses)
         for i in range(num):
-            self.log.add(self.step - num + i, index[i], score[i] if scored[i] else None)
+            self.log.add(self._flushed + i, index[i], score[i] if scored[i] else None)
+        self._flushed += num
         self.log.flush()
+        if self.catch_up and self.schedule(self.step).score and reducible.nanmean() <= 0:
+            self.stop_scoring()
         for tap in self.on_flush:
             tap(self.step, index, losses)
         if short or broken:
@@ -256,13 +278,31 @@ class Trainer:
                 "scores were not finite). Lower the learning rate, clip gradients or look at the inputs."
             )
 
+    def stop_scoring(self) -> None:
+        """Score no more from the next step on."""
+        self.schedule = dataclasses.replace(self.schedule, stop=max(self.step, self.schedule.start))
+
+    def change_length(self, total_steps: int, learning_rate: Rate) -> None:
+        """Take so many steps in all, at most as many as at first, at these rates from now on."""
+        most = len(self.body.lr_T)
+        if not self.step <= total_steps <= most:
+            raise RholossError(
+                f"`total_steps` must be in {self.step}..{most}, from the present step to what the trainer "
+                f"was made for, but is {total_steps}."
+            )
+        self.total_steps = total_steps
+        self.body.lr_T[:total_steps].copy_(_rates(learning_rate, total_steps))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, the model and the optimizer included."""
         self.flush()
         return {
             "version": STATE_VERSION,
             "step": self.step,
-            "epochs": self._epochs,
+            "total_steps": self.total_steps,
+            "rates": self.body.lr_T.cpu(),
+            "stop": self.schedule.stop,
+            "rows": self.rows.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self.body.order.state_dict(),
@@ -271,6 +311,8 @@ class Trainer:
             "waiting": self.overlapped.waiting if self.overlapped else [],
             "irreducible": None if self.source is None else self.source.state_dict(),
             "ledger": self.ledger.state_dict(),
+            "scoring": self.body.scoring.state_dict(),
+            "row_weight": self.body.row_weight,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,7 +322,22 @@ class Trainer:
                 f"The saved state has version {state.get('version')!r}, but this trainer reads "
                 f"{STATE_VERSION}; use the version of rholoss that saved it."
             )
-        self.step, self._epochs = state["step"], state["epochs"]
+        own, saved = self.body.scoring.state_dict(), state.get("scoring")
+        if (own is None) != (saved is None):
+            raise RholossError(
+                f"The saved state has {'no ' if saved is None else ''}state of cheaper scoring, but this "
+                f"trainer scores by `{type(self.body.scoring).__name__}`; pass `scoring` as it was."
+            )
+        if saved is not None:
+            self.body.scoring.load_state_dict(saved)
+        if len(state["rates"]) == len(self.body.lr_T):  # else the run is to be longer than it was
+            self.total_steps = state["total_steps"]
+            self.body.lr_T.copy_(state["rates"])
+        self.schedule = dataclasses.replace(self.schedule, stop=state["stop"])
+        self.rows.load_state_dict(state["rows"])
+        self.step = state["step"]
+        self._flushed, self._window = self.step, []
+        self.counters.row.zero_()
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:
@@ -294,20 +351,13 @@ class Trainer:
         if self.source is not None and state["irreducible"] is not None:
             self.source.load_state_dict(state["irreducible"])
         self.ledger.load_state_dict(state["ledger"])
+        if self.body.row_weight is not None:
+            self.body.row_weight.copy_(state["row_weight"])
         self.log.rewind(self.step)
         for captured in self.captured.values():
             captured.forget()
 
 
-@contextlib.contextmanager
-def _tuned_convolutions(device: torch.device) -> Iterator[None]:
-    """Let cuDNN try its algorithms: shapes never change here."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+def _rates(learning_rate: Rate, total_steps: int) -> Tensor:
+    rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
+    return torch.tensor([float(rate(step)) for step in range(total_steps)], dtype=torch.float64)

@@ -1,0 +1,371 @@
+"""Cheaper scoring against exact scoring: do the scores agree, and does the run end as well?
+
+    python -m benchmarks.bench_agreement scores --data DIR [--steps 1000] [--moments 100 400 1000]
+    python -m benchmarks.bench_agreement train  --data DIR [--steps 1500] [--seeds 0] [--compile]
+
+`scores` trains ResNet-18 on CIFAR-10 by exact RHO-LOSS; at every step each option scores the same candidates
+at the same weights, along with the run. At the moments named: Spearman's rank correlation with the exact
+scores (a candidate that an option leaves out ranks last) and the share of exact RHO's choice that the option
+would have chosen too, means of LOOKS steps. `train` trains by each option: milliseconds a step (median over
+chunks of CHUNK steps) and final test accuracy at equal steps, learning rate up and down to zero.
+`--small` takes the digits of the demo and small models instead, which a CPU can do.
+Each row is appended to `--out` as it is measured; rows that are there are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from experiments import records
+from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10
+from experiments.models import ResNet18, SmallCNN
+from rholoss.demo.data import load
+from rholoss.engine import (
+    Cheaper,
+    CropFlip,
+    Evaluator,
+    Folded,
+    Gate,
+    LowerResolution,
+    Proxy,
+    Recorded,
+    Resident,
+    Reuse,
+    Trainer,
+    fit_resident,
+    one_cycle,
+)
+from rholoss.engine.overlap import Replica
+from rholoss.noise import uniform_noise
+
+RESULTS = Path(__file__).parent / "results" / "agreement.jsonl"
+LOOKS = 10  # steps that a figure of agreement is the mean of
+CHUNK = 50  # steps between two looks at the clock
+EXACT, REPLAY = "exact", "replay"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Data, models and irreducible losses of one bench."""
+
+    name: str
+    train: Resident
+    test: Resident
+    irreducible: Any
+    model: Callable[[], nn.Module]
+    small: Callable[[], nn.Module]
+    candidates: int
+    k: int
+    precision: str | None
+    compile: bool
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to score: what is passed as `scoring`, and further arguments of the trainer."""
+
+    scoring: Callable[[Setup], Cheaper | None] = lambda setup: None
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+
+# One row of the page each. A new option is one more line.
+OPTIONS = {
+    EXACT: Option(),
+    "eval BatchNorm": Option(trainer={"batch_norm": "eval"}),
+    "folded": Option(lambda setup: Folded(), {"batch_norm": "eval"}),
+    "overlapped": Option(trainer={"overlap": True}),
+    "folded and overlapped": Option(
+        lambda setup: Folded(), {"batch_norm": "eval", "overlap": True}
+    ),
+    "half resolution": Option(lambda setup: LowerResolution(2)),
+    "proxy": Option(lambda setup: Proxy(setup.small)),
+    "reuse, half forwarded": Option(lambda setup: Reuse(0.5)),
+    "gate, half forwarded": Option(lambda setup: Gate(0.5)),
+    "gate, a quarter forwarded": Option(lambda setup: Gate(0.25)),
+    "uniform": Option(trainer={"method": "uniform", "irreducible": None}),
+}
+
+
+class OneStepOld(Cheaper):
+    """What overlapped scoring sees: the weights before the last update."""
+
+    def __init__(self, inner: Cheaper) -> None:
+        self.inner = inner
+
+    def attach(self, step: Any) -> None:
+        self.inner.attach(step)
+        low = step.scorer.dtype or torch.float32
+        self.old = self.inner.replica(step) or Replica(step.model, low)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.old.refresh_statistics()
+        self.old.refresh_weights()
+
+    def measure(
+        self, step: Any, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        found = self.inner.measure(step, self.old.model, index, x, y, generator)
+        self._refresh()  # for the next step, after this one's update
+        return found
+
+
+class Compared(Cheaper):
+    """Exact scoring, with options that score the same candidates along with it and decide nothing."""
+
+    learns = True
+
+    def __init__(self, options: dict[str, tuple[Cheaper, str]]) -> None:
+        self.options = options  # each with its BatchNorm mode
+
+    def attach(self, step: Any) -> None:
+        self.views = []
+        for option, batch_norm in self.options.values():
+            # A step of its own kind for each. Who only looks must not move running statistics.
+            view = copy.copy(step)
+            view.scorer = copy.copy(step.scorer)
+            view.scorer.batch_norm = "batch" if batch_norm == "train" else batch_norm
+            option.attach(view)
+            self.views.append((option, view))
+        size, device = step.order.size, step.data.device
+        self.scores = torch.zeros(1 + len(self.views), size, device=device)  # the exact ones first
+
+    def measure(
+        self, step: Any, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        exact = step.measure(model, x, y, generator)
+        irreducible = step.irreducible.index_select(0, index)
+        self.scores[0].copy_(exact["loss"] - irreducible)
+        for row, (option, view) in enumerate(self.views, start=1):
+            found, _ = option.measure(view, model, index, x, y, generator)
+            self.scores[row].copy_(found["loss"] - irreducible)
+        return exact, None
+
+    def update(self, step: Any, index: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+        for option, view in self.views:
+            option.update(view, index, x, y, weight)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks, the mean rank where values are alike."""
+    _, which, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[which].double()
+
+
+def agreement(exact_B: Tensor, score_B: Tensor, k: int) -> tuple[float, float]:
+    """Spearman's correlation, and the share of the k best that are among the k best."""
+    score_B = score_B.nan_to_num(nan=-torch.inf)
+    spearman = torch.corrcoef(torch.stack([ranks(exact_B), ranks(score_B)]))[0, 1]
+    best, chosen = (set(s.topk(k).indices.tolist()) for s in (exact_B, score_B))
+    return float(spearman), len(best & chosen) / k
+
+
+def trainer(setup: Setup, steps: int, seed: int, **options: Any) -> Trainer:
+    torch.manual_seed(seed)
+    model = setup.model().to(memory_format=torch.channels_last)
+    options = {"irreducible": setup.irreducible, **options}
+    return Trainer(
+        model,
+        setup.train,
+        total_steps=steps,
+        candidates=setup.candidates,
+        keep=setup.k / setup.candidates,
+        learning_rate=one_cycle(2e-3, steps),
+        precision=setup.precision,
+        compile=setup.compile,
+        seed=seed,
+        **options,
+    )
+
+
+def compare_scores(
+    setup: Setup, names: list[str], steps: int, moments: list[int], seed: int
+) -> list[dict[str, Any]]:
+    """Agreement of each of these options at each moment of one exact run."""
+    passengers = {}
+    for name in names:
+        option = OPTIONS[name]
+        inner = option.scoring(setup) or Cheaper()
+        scoring = OneStepOld(inner) if option.trainer.get("overlap") else inner
+        passengers[name] = (scoring, option.trainer.get("batch_norm", "train"))
+    compared = Compared(passengers)
+    run, rows = trainer(setup, steps, seed, scoring=compared), []
+    for moment in moments:
+        run.train(max(0, moment - LOOKS - run.step))
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in passengers}
+        for _ in range(LOOKS):
+            run.train(1)
+            exact_B, *others = compared.scores.cpu()
+            for name, score_B in zip(passengers, others, strict=True):
+                found[name].append(agreement(exact_B, score_B, setup.k))
+        for name, pairs in found.items():
+            spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+            rows.append(
+                {
+                    "option": name,
+                    "moment": moment,
+                    "spearman": round(spearman, 4),
+                    "shared": round(shared, 4),
+                }
+            )
+    run.flush()
+    return rows
+
+
+def train(setup: Setup, name: str, steps: int, seed: int, log: Path) -> dict[str, Any]:
+    """One run by an option; exact runs are logged, so that they can be replayed."""
+    torch.manual_seed(seed)
+    if name == REPLAY:
+        run = trainer(setup, steps, seed, scoring=Recorded(log))
+    else:
+        option = OPTIONS[name]
+        more = {"log": log} if name == EXACT else {}
+        run = trainer(setup, steps, seed, scoring=option.scoring(setup), **option.trainer, **more)
+    marks = []
+    while run.step < steps:
+        num = min(CHUNK, steps - run.step)
+        started = time.perf_counter()
+        run.train(num)
+        if setup.train.device.type == "cuda":
+            torch.cuda.synchronize()
+        marks.append((time.perf_counter() - started) / num)
+    run.flush()
+    batch_size = 1000
+    classes = int(setup.test.targets.max()) + 1
+    result = Evaluator(
+        run.model, setup.test, num_classes=classes, batch_size=batch_size, capture=False,
+        precision=setup.precision,
+    )()  # fmt: skip
+    warm = marks[2:] or marks  # the first chunks compile and capture
+    return {
+        "option": name,
+        "ms": round(1000 * statistics.median(warm), 4),
+        "accuracy": round(100 * result.accuracy, 3),
+        "scored": run.ledger.scored,
+        "forwards": run.ledger.forwards,
+        "captured": run.captured[bool(run.method.needs)].graph is not None,
+    }
+
+
+def cifar(arguments: argparse.Namespace) -> Setup:
+    (images, labels), (test_images, test_labels) = cifar10(arguments.data)
+    low = torch.cuda.is_available()
+    pixels = {
+        "mean": CIFAR_MEAN,
+        "std": CIFAR_STD,
+        "dtype": torch.bfloat16 if low else torch.float32,
+    }
+    given, _ = uniform_noise(labels, 10, arguments.noise, seed=2022)
+    precision = "bf16" if low else None
+    data = Resident(images, given, augment=CropFlip(), **pixels)
+    il = fit_resident(SmallCNN, data, folds=2, precision=precision)
+    return Setup(
+        "CIFAR-10, ResNet-18", data, Resident(test_images, test_labels, **pixels), il, ResNet18,
+        lambda: SmallCNN().to(memory_format=torch.channels_last), arguments.candidates, arguments.k,
+        precision, arguments.compile,
+    )  # fmt: skip
+
+
+def digits(arguments: argparse.Namespace) -> Setup:
+    """The demo's digits, whose labels are wrong by a tenth, and networks for a CPU."""
+    splits = load()
+
+    def model(width: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3, stride=2, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(9 * width, 10),
+        )  # fmt: skip
+
+    def resident(part: str, **more: Any) -> Resident:
+        split = splits[part]
+        images = torch.from_numpy(split.images.copy())[:, None]
+        return Resident(images, split.given.astype("int64"), mean=(0.13,), std=(0.31,), **more)
+
+    data = resident("train", augment=CropFlip(pad=2, flip=False))
+    il = fit_resident(lambda: model(8), data, folds=2, epochs=2)
+    return Setup(
+        "digits, small CNN", data, resident("test"), il, lambda: model(24), lambda: model(8),
+        arguments.candidates, arguments.k, None, arguments.compile,
+    )  # fmt: skip
+
+
+def parsed(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("mode", choices=("scores", "train"))
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--data")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--moments", type=int, nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--candidates", type=int, default=320)
+    parser.add_argument("--k", type=int, default=32)
+    parser.add_argument("--options", nargs="+", choices=[*OPTIONS, REPLAY])
+    parser.add_argument("--compile", action="store_true")
+    arguments = parser.parse_args(words)
+    arguments.steps = arguments.steps or {"scores": 1000, "train": 1500}[arguments.mode]
+    steps = arguments.steps
+    arguments.moments = sorted(arguments.moments or [steps // 10, 2 * steps // 5, steps])
+    inside = LOOKS <= arguments.moments[0] <= arguments.moments[-1] <= steps
+    if arguments.mode == "scores" and not inside:
+        parser.error(f"`--moments` must be in {LOOKS}..{steps}, the steps.")
+    arguments.options = arguments.options or [*OPTIONS, REPLAY]
+    return arguments
+
+
+def main(words: list[str] | None = None) -> None:
+    arguments = parsed(words)
+    torch._dynamo.config.recompile_limit = 64  # one process, many shapes
+    same = {
+        "mode": arguments.mode,
+        "data": "digits" if arguments.small else "CIFAR-10",
+        "noise": 0.1 if arguments.small else arguments.noise,
+        "steps": arguments.steps,
+        "candidates": arguments.candidates,
+        "k": arguments.k,
+        "compile": arguments.compile,
+    }
+    there = [row for row in records.read(arguments.out) if same.items() <= row.items()]
+    done = {(row["option"], row["seed"]) for row in there}
+    setup = digits(arguments) if arguments.small else cifar(arguments)
+
+    def keep(seed: int, row: dict[str, Any]) -> None:
+        about = records.about("benchmarks.bench_agreement")
+        records.append(arguments.out, {**same, "seed": seed, **row, **about})
+        print({"seed": seed, **row}, flush=True)
+
+    for seed in arguments.seeds:
+        names = [name for name in arguments.options if (name, seed) not in done]
+        if arguments.mode == "scores":
+            names = [name for name in names if name not in (EXACT, REPLAY, "uniform")]
+            if not names:
+                continue
+            for row in compare_scores(setup, names, arguments.steps, arguments.moments, seed):
+                keep(seed, row)
+            continue
+        if REPLAY in names and EXACT not in names:
+            names = [EXACT, *names]  # there must be something to replay
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                row = train(setup, name, arguments.steps, seed, Path(folder) / "log.jsonl")
+                if (name, seed) not in done:
+                    keep(seed, row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What scoring costs, for the ledger: FLOPs counted on a few rows, seconds timed apart from training."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+
+import torch
+from torch import Generator
+
+from rholoss.engine.capture import WARM_UP, Captured
+from rholoss.engine.step import DeviceStep
+from rholoss.errors import RholossError
+from rholoss.ledger import Ledger
+from rholoss.modes import kept_buffers, kept_random_state
+
+FEW = 8  # rows are enough to count FLOPs
+
+
+class ScoringCost:
+    """Keeps the ledger's figures of scoring.
+
+    On the CPU every step times its own scoring. On a GPU the step is one graph without a clock inside:
+    the time is not known (NaN) before `time`, and from then on it is the steps that scored times that.
+    """
+
+    def __init__(self, step: DeviceStep, ledger: Ledger, *, overlap: bool) -> None:
+        self.step, self.ledger, self.overlap = step, ledger, overlap
+        device = step.data.device
+        self._by_step = device.type == "cpu" and not overlap
+        if self._by_step:
+            step.timed = lambda: ledger.timed(device)
+        self._seconds = math.nan  # of one step
+        self._counted = False
+        self.tell()
+
+    def passes(self) -> tuple[int, int]:
+        """Points that a step scores, and forward passes of single points that this takes."""
+        step = self.step
+        if not step.runs_model:
+            return 0, 0
+        points, forwards = step.scoring.passes(step.order.size, step.k)
+        return points, forwards * step.draws
+
+    def count_flops(self) -> None:
+        """Once, before the first step."""
+        step = self.step
+        if self._counted or not step.runs_model:
+            return
+        rows = torch.arange(min(FEW, step.order.size), device=step.data.device)
+        x, y = step.data.batch(rows)
+        self.ledger.flops_per_example = step.count_flops(step.model, x, y)
+        self.ledger.scoring_flops = step.scoring.flops(step, x, y)
+        self._counted = True
+
+    def time(self, stream: torch.cuda.Stream | None, repeats: int) -> float:
+        """Seconds of scoring in a step, by `scoring_seconds`."""
+        if not self.step.runs_model or self.overlap:
+            raise RholossError(
+                f"There is no time of scoring to be told apart: the method is {self.step.method.name!r} "
+                f"and overlap={self.overlap}. Compare the seconds of whole runs."
+            )
+        with self.ledger.paused():
+            seconds = scoring_seconds(self.step, stream, repeats)
+        if self.step.data.device.type == "cuda":
+            self._seconds = seconds
+            self.tell()
+        return seconds
+
+    def tell(self) -> None:
+        """Bring the ledger up to date."""
+        if not self._by_step and self.step.method.needs:
+            num_scored = self.ledger.scored // max(1, self.passes()[0])
+            self.ledger.scoring_seconds = self._seconds * num_scored
+
+
+def scoring_seconds(
+    step: DeviceStep, stream: torch.cuda.Stream | None = None, repeats: int = 20
+) -> float:
+    """Median seconds of gathering, scoring and choosing, run `repeats` times as a graph of their own.
+
+    Always the same candidates; counters, buffers, random state and what the option remembers are as
+    before afterwards. Needs memory for one more graph while it runs.
+    """
+    device, counters = step.data.device, step.counters
+    rows = torch.arange(step.order.size, device=device)
+    index, generator = step.data.ids[: len(rows)], Generator(device).manual_seed(0)
+
+    def body() -> None:
+        step.choose(step.model, index, *step.gather(rows, generator), generator)
+
+    moved = [counters.not_finite, counters.short, *step.scoring.moved()]
+    before = [tensor.clone() for tensor in moved]
+    names = [name for name, _ in step.model.named_buffers()]
+    generators = [generator] if device.type == "cuda" else []
+    captured = Captured(body, device, generators, stream)
+    with kept_buffers(step.model, names), kept_random_state(device, None):
+        for _ in range(WARM_UP + 2):
+            captured()
+        seconds = [_timed(captured, device) for _ in range(repeats)]
+    for tensor, value in zip(moved, before, strict=True):
+        tensor.copy_(value)  # in place: a graph may hold it
+    return statistics.median(seconds)
+
+
+def _timed(run: Captured, device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000

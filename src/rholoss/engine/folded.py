@@ -1,0 +1,301 @@
+"""Scoring with BatchNorm folded into the convolutions.
+
+With `batch_norm='eval'` a BatchNorm layer is a scale and a shift of each channel. Multiplied into the weights
+of the convolution before it, and with the ReLU and the residual sum done by cuDNN while a convolution
+writes its result, a scoring pass is little more than its convolutions. Weights are folded anew each step.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Generator, Tensor, fx, nn
+from torch.nn import functional as F
+
+from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.copies import Copies
+from rholoss.engine.step import score_candidates
+from rholoss.errors import RholossError
+
+if TYPE_CHECKING:
+    from rholoss.engine.step import DeviceStep
+
+ALIGNED = 8  # cuDNN is slow for fewer input channels: a stem's are filled up with zeros
+
+
+class FoldedConv(nn.Module):
+    """A convolution with a bias, to which `z` may be added, and a ReLU if asked for.
+
+    If `z` is itself a folded convolution that nobody else reads, its bias is added by this one: a bias
+    alone would cost a pass over its result.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    gives_bias_to: FoldedConv | None = None
+
+    def __init__(self, conv: nn.Conv2d, relu: bool = False) -> None:
+        super().__init__()
+        self.relu, self.groups = relu, conv.groups
+        assert not isinstance(conv.padding, str)
+        self.how = (conv.stride, conv.padding, conv.dilation)
+        few = conv.in_channels < ALIGNED and conv.groups == 1
+        self.missing = ALIGNED - conv.in_channels if few else 0
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """On a GPU one kernel."""
+        weight, bias, (stride, padding, dilation) = self.weight, self.bias, self.how
+        if self.missing:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.missing))
+        if x.is_cuda and self.relu and z is not None:
+            return torch.cudnn_convolution_add_relu(
+                x, weight, z, 1.0, bias, stride, padding, dilation, self.groups
+            )
+        if x.is_cuda and self.relu:
+            return torch.cudnn_convolution_relu(
+                x, weight, bias, stride, padding, dilation, self.groups
+            )
+        own = None if self.gives_bias_to else bias
+        out = F.conv2d(x, weight, own, stride, padding, dilation, self.groups)
+        out = out if z is None else out + z
+        return F.relu(out) if self.relu else out
+
+
+def fold(flat: Tensor, channel: Tensor, norm: Tensor, low: Tensor, bias: Tensor) -> None:
+    """Write weights and biases with the scale and shift of BatchNorm in them."""
+    weight, shift, of_conv, mean, variance, eps = norm
+    scale = weight * torch.rsqrt(variance + eps)
+    low.copy_(flat * scale.index_select(0, channel))
+    bias.copy_(shift + (of_conv - mean) * scale)
+
+
+class FoldedCopy:
+    """A copy of a model for scoring, refreshed from it. Raises `RholossError` if it cannot be traced."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        try:
+            traced = fx.symbolic_trace(model)
+        except Exception as error:  # whatever the model's own code raises under tracing
+            raise RholossError(
+                f"`Folded` cannot trace {type(model).__name__} ({type(error).__name__}: {error}); leave "
+                "`scoring` out, or write its forward without branches on values."
+            ) from error
+        self._weights, self._statistics, self.fold = Copies(), Copies(), fold
+        self.pairs: list[tuple[FoldedConv, nn.Conv2d, nn.BatchNorm2d]] = []
+        self.dtype = dtype
+        graph, modules = traced.graph, dict(traced.named_modules())
+        _check_attributes(graph)
+        rest = {name: copy.deepcopy(module) for name, module in modules.items() if _is_leaf(module)}
+        self._fold_norms(graph, modules, rest)
+        if not self.pairs:
+            raise RholossError(
+                f"`Folded` found no BatchNorm2d after a Conv2d in {type(model).__name__}; leave `scoring` "
+                "out."
+            )
+        _fuse_relus(graph, rest)
+        graph.lint()
+        self.model = fx.GraphModule(rest, graph).eval()
+        self._connect(modules, rest)
+
+    def _fold_norms(
+        self, graph: fx.Graph, modules: dict[str, nn.Module], rest: dict[str, nn.Module]
+    ) -> None:
+        called = collections.Counter(n.target for n in graph.nodes if n.op == "call_module")
+        for node in list(graph.nodes):
+            conv_node = node.args[0] if node.op == "call_module" and node.args else None
+            norm = modules.get(str(node.target))
+            if not isinstance(norm, nn.BatchNorm2d) or not isinstance(conv_node, fx.Node):
+                continue
+            conv = modules.get(str(conv_node.target)) if conv_node.op == "call_module" else None
+            if not _foldable(conv, norm, conv_node) or called[conv_node.target] > 1:
+                continue
+            assert isinstance(conv, nn.Conv2d)
+            folded = FoldedConv(conv)
+            self.pairs.append((folded, conv, norm))
+            rest[str(conv_node.target)] = folded
+            node.replace_all_uses_with(conv_node)
+            graph.erase_node(node)
+
+    def _connect(self, modules: dict[str, nn.Module], rest: dict[str, nn.Module]) -> None:
+        """All folded weights lie in one flat buffer, so that folding is a handful of kernels."""
+        device = self.pairs[0][1].weight.device
+        shapes = [_shape(folded, conv) for folded, conv, _ in self.pairs]
+        outs, sizes = [shape[0] for shape in shapes], [math.prod(shape) for shape in shapes]
+        per_channel = torch.tensor(
+            [math.prod(shape[1:]) for shape in shapes for _ in range(shape[0])]
+        )
+        channel = torch.repeat_interleave(torch.arange(sum(outs)), per_channel)
+        self._channel = channel.to(device, torch.int32)  # of each weight
+        self._flat = torch.zeros(sum(sizes), device=device)
+        self._low = torch.zeros(sum(sizes), device=device, dtype=self.dtype)
+        self._bias = torch.zeros(sum(outs), device=device, dtype=self.dtype)
+        self._norm = torch.zeros(6, sum(outs), device=device)  # rows: `fold` names them
+        self._norm[0] = 1.0  # of a layer without weights
+        parts = zip(
+            self.pairs, shapes, self._flat.split(sizes), self._low.split(sizes), self._bias.split(outs),
+            self._norm.split(outs, dim=1), strict=True,
+        )  # fmt: skip
+        for (folded, conv, norm), shape, flat, low, bias, rows in parts:
+            self._weights.add(
+                conv.weight, flat.view(shape).permute(0, 3, 1, 2)[:, : conv.weight.shape[1]]
+            )
+            folded.weight, folded.bias = low.view(shape).permute(0, 3, 1, 2), bias
+            self._weights.add(norm.weight, rows[0])
+            self._weights.add(norm.bias, rows[1])
+            self._weights.add(conv.bias, rows[2])
+            self._statistics.add(norm.running_mean, rows[3])
+            self._statistics.add(norm.running_var, rows[4])
+            rows[5] = norm.eps
+        for name, layer in rest.items():
+            if isinstance(layer, FoldedConv):
+                continue
+            is_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+            layer.to(torch.float32 if is_norm else self.dtype).requires_grad_(False)
+            for own, parameter in zip(layer.parameters(), modules[name].parameters(), strict=True):
+                self._weights.add(parameter, own)
+            for buffer, original in zip(layer.buffers(), modules[name].buffers(), strict=True):
+                self._statistics.add(original, buffer)
+
+    def refresh_statistics(self) -> None:
+        """Take over the model's running statistics."""
+        self._statistics.copy()
+
+    def refresh_weights(self) -> None:
+        """Take over the model's weights, and fold."""
+        self._weights.copy()
+        with torch.no_grad():
+            self.fold(self._flat, self._channel, self._norm, self._low, self._bias)
+            for folded, _, _ in self.pairs:
+                if folded.gives_bias_to is not None:
+                    folded.gives_bias_to.bias.add_(folded.bias)
+
+    def move_statistics(self) -> None:
+        """Nothing moves in eval mode."""
+
+
+class Folded(Cheaper):
+    """Score with BatchNorm folded into the convolutions; needs `batch_norm='eval'`.
+
+    The scores are those of eval mode up to rounding. For models that `torch.fx` can trace.
+    """
+
+    def __init__(self) -> None:
+        self.copy: FoldedCopy | None = None
+
+    def attach(self, step: DeviceStep) -> None:
+        """Trace the model."""
+        if step.scorer.batch_norm != "eval":
+            raise RholossError(
+                f"`Folded` needs batch_norm='eval', but it is {step.scorer.batch_norm!r}: statistics of the "
+                "candidates cannot be folded before they are known."
+            )
+        if step.draws > 1 or step.scorer.dropout:
+            raise RholossError(
+                "`Folded` scores in eval mode, without dropout; leave `scoring` out for Monte-Carlo passes."
+            )
+        self.copy = FoldedCopy(step.model, step.scorer.dtype or torch.float32)
+        self.copy.fold = step.wrap(fold)
+
+    def replica(self, step: DeviceStep) -> FoldedCopy:
+        """What scores beside training, when scoring is overlapped."""
+        assert self.copy is not None
+        return self.copy
+
+    def measure(
+        self,
+        step: DeviceStep,
+        model: nn.Module,
+        index: Tensor,
+        x: Tensor,
+        y: Tensor,
+        generator: Generator,
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """As the folded copy sees the candidates."""
+        assert self.copy is not None
+        if model is not self.copy.model:  # not overlapped: nobody has refreshed it
+            self.copy.refresh_statistics()
+            self.copy.refresh_weights()
+        with torch.no_grad():
+            x = x.to(self.copy.dtype)
+            measured = score_candidates(
+                self.copy.model, step.scorer, x, y, step.needs, 1, step.dtype
+            )
+        return measured, None
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return not any(True for _ in module.children())
+
+
+def _foldable(conv: nn.Module | None, norm: nn.BatchNorm2d, node: fx.Node) -> bool:
+    return (
+        isinstance(conv, nn.Conv2d)
+        and len(node.users) == 1
+        and norm.running_var is not None
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+    )
+
+
+def _shape(folded: FoldedConv, conv: nn.Conv2d) -> tuple[int, int, int, int]:
+    """Of the weights, channels last."""
+    out, inside, height, width = conv.weight.shape
+    return out, height, width, inside + folded.missing
+
+
+def _check_attributes(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            raise RholossError(
+                f"`Folded` does not know how to copy `{node.target}`, a tensor outside a layer; leave "
+                "`scoring` out."
+            )
+
+
+def _fuse_relus(graph: fx.Graph, rest: dict[str, nn.Module]) -> None:
+    """conv -> relu, and conv + z -> relu, become one node."""
+    for node in list(graph.nodes):
+        if not _is_relu(node, rest):
+            continue
+        before = node.args[0]
+        conv, *z = _terms(before, rest)
+        if not _is_free(conv, rest) or len(before.users) > 1:
+            continue
+        module = rest[str(conv.target)]
+        assert isinstance(module, FoldedConv)
+        module.relu = True
+        if z and _is_free(z[0], rest):
+            object.__setattr__(rest[str(z[0].target)], "gives_bias_to", module)  # not a submodule
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.call_module(str(conv.target), (conv.args[0], *z)))
+        for dead in dict.fromkeys([node, before, conv]):
+            graph.erase_node(dead)
+
+
+def _terms(node: Any, rest: dict[str, nn.Module]) -> list[Any]:
+    """The two terms of a sum of tensors, a folded convolution first; or the node itself."""
+    is_sum = isinstance(node, fx.Node) and node.target in (operator.add, operator.iadd, torch.add)
+    if not is_sum or node.kwargs or not all(isinstance(term, fx.Node) for term in node.args):
+        return [node]
+    return sorted(node.args, key=lambda term: not _is_free(term, rest))
+
+
+def _is_free(node: Any, rest: dict[str, nn.Module]) -> bool:
+    """Whether this is a folded convolution without a ReLU yet, read in one place alone."""
+    if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
+        return False
+    module = rest.get(str(node.target))
+    return isinstance(module, FoldedConv) and not module.relu
+
+
+def _is_relu(node: fx.Node, rest: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(rest.get(str(node.target)), nn.ReLU)
+    if node.op == "call_function":
+        return node.target in (F.relu, torch.relu)
+    return node.op == "call_method" and node.target in ("relu", "relu_")

@@ -1,0 +1,78 @@
+"""What training itself tells about each row: its losses as they were seen, kept on the device.
+
+A training step computes the loss of each of its rows anyway. Remembered, these losses cost no scoring
+pass, and before a row is learnt by heart they say what a holdout model would: is it learnt, can it be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from rholoss.errors import RholossError
+
+
+class Memory:
+    """By id: the losses of the last `depth` times a row was trained on, and how often it was."""
+
+    def __init__(self, size: int, device: torch.device, depth: int = 4) -> None:
+        if depth < 1:
+            raise RholossError(f"`depth` must be at least 1, but is {depth}.")
+        self.recent = torch.full((size, depth), torch.nan, device=device)  # a ring for each id
+        self.seen = torch.zeros(size, dtype=torch.long, device=device)
+
+    def record(self, index: Tensor, loss_k: Tensor) -> None:
+        """Note the losses of rows that are trained on. Runs inside a captured step."""
+        seen = self.seen.index_select(0, index)
+        self.recent[index, seen % self.recent.shape[1]] = loss_k.detach().float()
+        self.seen[index] = seen + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is remembered."""
+        return {"recent": self.recent.cpu(), "seen": self.seen.cpu()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what was saved."""
+        self.recent.copy_(state["recent"])
+        self.seen.copy_(state["seen"])
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a plan decides for one pass: the rows, and the weight of each in the loss (None: 1)."""
+
+    rows: Tensor
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a plan may look at when a pass begins. All on the host, one entry a row."""
+
+    progress: float  # share of all steps that are done
+    seen: Tensor  # [N], how often each row was trained on
+    recent: Tensor  # [N, depth], its last losses in no order; NaN where there is none yet
+    irreducible: Tensor | None  # [N]
+    generator: Generator
+
+    @property
+    def last(self) -> Tensor:
+        """Each row's loss when it was last trained on; NaN if it never was."""
+        place = (self.seen - 1).clamp(min=0) % self.recent.shape[1]
+        return self.recent.gather(1, place[:, None])[:, 0]
+
+    @property
+    def lowest(self) -> Tensor:
+        """The lowest of each row's last losses; minus infinity if there are fewer than `depth`."""
+        return self.recent.nan_to_num(nan=-torch.inf).amin(1)
+
+    def random(self) -> Tensor:
+        """A number in [0, 1) for each row."""
+        return torch.rand(len(self.seen), generator=self.generator)
+
+
+Plan = Callable[[Situation], Epoch]

@@ -1,0 +1,90 @@
+"""Choices that were recorded once, for further seeds and sweeps that score nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rholoss.engine.cheaper import Cheaper
+from rholoss.errors import RholossError
+from rholoss.steplog import read_log
+
+
+class Recorded:
+    """The ids that another run chose, step by step: `Trainer(..., scoring=Recorded("chosen.jsonl"))`.
+
+    The trainer takes them in the same steps and neither scores nor draws candidates, so that a step costs
+    what a uniform one does. Importance weights are not in a log and are not replayed.
+
+    Args:
+        log: the path of a step log (of `Trainer` or `Selector`), or a list of ids for each step.
+    """
+
+    def __init__(self, log: str | os.PathLike[str] | Sequence[Sequence[int]]) -> None:
+        if isinstance(log, (str, os.PathLike)):
+            steps = [line for line in read_log(log) if line["type"] == "step"]
+            where = f"`log`={os.fspath(log)!r}"
+            if [line["step"] for line in steps] != list(range(len(steps))):
+                raise RholossError(
+                    f"{where} does not hold every step from 0 on; record the run again."
+                )
+            chosen: Sequence[Sequence[int]] = [line["index"] for line in steps]
+        else:
+            chosen, where = log, "`log`"
+        sizes = sorted({len(ids) for ids in chosen})
+        if len(sizes) != 1 or sizes[0] == 0:
+            raise RholossError(
+                f"{where} must hold steps that all chose as many rows, but has {len(chosen)} steps with "
+                f"{sizes} rows. Record with `drop_last=True`, or by the engine."
+            )
+        self.index = torch.as_tensor(chosen).long()  # [steps, k]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def k(self) -> int:
+        """Rows of a step."""
+        return self.index.shape[1]
+
+    def rows(self, ids: Tensor, total_steps: int) -> Tensor:
+        """The rows [steps, k] of a data set with these ids, for so many steps."""
+        if total_steps > len(self):
+            raise RholossError(
+                f"`total_steps`={total_steps}, but only {len(self)} steps were recorded; take fewer, or "
+                "record a longer run."
+            )
+        ids = ids.cpu()
+        order = ids.argsort()
+        place = torch.searchsorted(ids[order], self.index).clamp(max=len(ids) - 1)
+        rows = order[place]
+        missing = ids[rows] != self.index
+        if missing.any():
+            raise RholossError(
+                f"{int(missing.sum())} recorded choices are of ids that the data has not, for instance "
+                f"{int(self.index[missing][0])}; replay them on the data they were recorded on."
+            )
+        return rows
+
+
+def check_scoring(
+    scoring: Cheaper | Recorded | None, overlap: bool, others: Sequence[object]
+) -> None:
+    """Raise where `scoring` does not go together with a trainer's other options (schedule, plan)."""
+    if overlap and isinstance(scoring, Cheaper) and scoring.learns:
+        raise RholossError(
+            f"`overlap`=True cannot be had with `{type(scoring).__name__}`: it would learn from a choice "
+            "that is not trained on yet. Pass overlap=False."
+        )
+    if isinstance(scoring, Recorded) and (overlap or others != [None, None]):
+        raise RholossError(
+            "Recorded choices are replayed as they are: `overlap`, `schedule` and `plan` must be left out."
+        )
+    if scoring is not None and not isinstance(scoring, (Cheaper, Recorded)):
+        raise RholossError(
+            f"`scoring` is {scoring!r}; pass an option of `rholoss.engine.cheaper`, for instance "
+            "Gate(0.5), or Recorded('chosen.jsonl')."
+        )

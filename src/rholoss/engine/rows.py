@@ -1,0 +1,103 @@
+"""Which rows a pass over the data trains on, and in which order; decided by the host once a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from rholoss import core
+from rholoss.core import Method
+from rholoss.engine.memory import Memory, Plan, Situation
+from rholoss.engine.order import Order
+from rholoss.engine.resident import Resident
+from rholoss.engine.streamed import Streamed
+from rholoss.errors import RholossError
+from rholoss.il.live import LiveIrreducible
+from rholoss.sampler import EPOCHS
+from rholoss.sources import Source, TableSource, raise_unmeasured
+
+
+def irreducible_table(
+    method: Method, source: Source | None, ids: Tensor, drop: float
+) -> Tensor | None:
+    """Irreducible losses by id on the device, checked for every row once and for all."""
+    if "irreducible_loss" not in method.needs and not drop:
+        return None
+    if not isinstance(source, TableSource):
+        if isinstance(source, LiveIrreducible) and not drop:
+            return None
+        raise RholossError(
+            f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
+            "`fit_irreducible` returned (or a `LiveIrreducible`, if the schedule drops nothing)."
+        )
+    loss_N = source.table.lookup(ids.cpu())
+    raise_unmeasured(ids.cpu(), loss_N)
+    table = torch.full((int(ids.max()) + 1,), torch.nan)
+    table[ids.cpu()] = loss_N
+    return table.to(ids.device)
+
+
+class Rows:
+    """Deals the rows of each pass.
+
+    A pass that scores takes all rows as candidates. One that does not takes what the plan says, or, once
+    the schedule has stopped, the rows without the share `drop` of highest irreducible loss, or all.
+    """
+
+    def __init__(
+        self,
+        data: Resident | Streamed,
+        *,
+        seed: int,
+        irreducible: Tensor | None,
+        drop: float,
+        plan: Plan | None,
+        memory: Memory | None,
+        recorded: Tensor | None,
+    ) -> None:
+        self.data, self.seed, self.plan, self.memory = data, seed, plan, memory
+        self.recorded = recorded  # rows of each step, if choices are replayed
+        self.passes = 0
+        self.num = len(data)  # rows of the pass that was dealt last
+        self._all = torch.arange(len(data))
+        loss_N = None if irreducible is None else irreducible.index_select(0, data.ids).cpu()
+        self._irreducible, self._kept = loss_N, self._all
+        if drop and loss_N is not None:
+            self._kept = self._all[loss_N <= loss_N.quantile(1 - drop)]
+
+    def deal(
+        self, order: Order, *, step: int, progress: float, scores: bool, stopped: bool,
+        weight: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Start a pass; `weight`, by id, is set to what the plan says."""
+        if self.recorded is not None:
+            order.deal(self.recorded[step : step + order.capacity].flatten())
+            return
+        generator = core.step_generator(self.seed, EPOCHS + self.passes)
+        self.passes += 1
+        rows = self._kept if stopped and not scores else self._all
+        if self.plan is not None and weight is not None and not scores:
+            rows = self._planned(self.plan, progress, generator, weight)
+        self.num = len(rows)
+        order.deal(rows[torch.randperm(len(rows), generator=generator)])
+
+    def _planned(self, plan: Plan, progress: float, generator: Generator, weight: Tensor) -> Tensor:
+        assert self.memory is not None
+        ids = self.data.ids
+        seen, recent = self.memory.seen[ids].cpu(), self.memory.recent[ids].cpu()
+        epoch = plan(Situation(progress, seen, recent, self._irreducible, generator))
+        weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight.device)
+        return epoch.rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many passes were dealt, and what is remembered."""
+        memory = None if self.memory is None else self.memory.state_dict()
+        return {"passes": self.passes, "num": self.num, "memory": memory}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.passes, self.num = state["passes"], state["num"]
+        if self.memory is not None:
+            self.memory.load_state_dict(state["memory"])

@@ -1,0 +1,119 @@
+"""The bench of cheaper scoring measures what it says, on a problem that takes seconds."""
+
+import json
+
+import pytest
+import torch
+from benchmarks import bench_agreement as bench
+from benchmarks import pages
+from torch import nn
+
+from rholoss.engine import Cheaper, Resident
+
+GENERATOR = torch.Generator().manual_seed(0)
+Y = torch.randint(0, 4, (400,), generator=GENERATOR)
+X = torch.randn(400, 1, 8, 8, generator=GENERATOR) + Y[:, None, None, None]
+
+
+def model():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def setup():
+    data = Resident(X, Y, device="cpu")
+    il = torch.rand(400, generator=torch.Generator().manual_seed(1))
+    return bench.Setup("toy", data, data, il, model, model, 80, 8, None, False)
+
+
+def test_agreement_by_hand():
+    exact = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    assert bench.agreement(exact, exact * 2 + 1, 2) == (pytest.approx(1.0), 1.0)
+    assert bench.agreement(exact, -exact, 2) == (pytest.approx(-1.0), 0.0)
+    # 1 - 6 * (1 + 1) / (4 * 15)
+    swapped = torch.tensor([4.0, 2.0, 3.0, 1.0])
+    assert bench.agreement(exact, swapped, 2) == (pytest.approx(0.8), 0.5)
+    # left out: ranks 4, 3 and twice 1.5
+    cut = torch.tensor([4.0, 3.0, torch.nan, torch.nan])
+    assert bench.ranks(cut.nan_to_num(nan=-torch.inf)).tolist() == [4.0, 3.0, 1.5, 1.5]
+    assert bench.agreement(exact, cut, 2)[1] == 1.0
+
+
+def test_who_scores_along_sees_the_same_and_changes_nothing(setup, monkeypatch):
+    monkeypatch.setitem(bench.OPTIONS, "same", bench.Option(lambda setup: Cheaper()))
+    names = [name for name in bench.OPTIONS if name not in ("exact", "uniform")]
+    rows = bench.compare_scores(setup, names, 40, [20, 40], seed=0)
+    by = {(row["option"], row["moment"]): row for row in rows}
+    assert {name for name, _ in by} == set(names)
+    assert by["same", 40]["spearman"] == by["same", 40]["shared"] == 1.0
+    assert by["overlapped", 40]["spearman"] > 0.95
+    assert by["proxy", 40]["spearman"] < 0.99
+    alone = bench.trainer(setup, 40, 0)
+    along = ("proxy", "gate, half forwarded")
+    options = {name: (bench.OPTIONS[name].scoring(setup), "train") for name in along}
+    watched = bench.trainer(setup, 40, 0, scoring=bench.Compared(options))
+    for run in (alone, watched):
+        run.train(40)
+        run.flush()
+    pairs = zip(alone.model.state_dict().values(), watched.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_one_step_old_is_what_overlapped_scoring_chooses_by(setup):
+    """A run that is overlapped is one step stale; so is the passenger of an exact run, at its weights."""
+    compared = bench.Compared({"old": (bench.OneStepOld(Cheaper()), "train")})
+    run = bench.trainer(setup, 20, 0, scoring=compared, batch_norm="batch")
+    seen = []
+    measure = compared.options["old"][0].inner.measure
+    inner = compared.options["old"][0].inner
+    inner.measure = lambda step, model, *rest: (
+        seen.append(next(model.parameters()).clone()),
+        measure(step, model, *rest),
+    )[1]
+    weights = []
+    for _ in range(5):
+        weights.append(next(run.model.parameters()).detach().clone())
+        run.train(1)
+    assert torch.equal(seen[0], weights[0])
+    assert all(map(torch.equal, seen[1:], weights[:4]))
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "digits", lambda arguments: setup)
+    out = tmp_path / "agreement.jsonl"
+    common = [
+        "--small",
+        "--steps",
+        "20",
+        "--out",
+        str(out),
+        "--options",
+        "exact",
+        "half resolution",
+    ]
+    for _ in range(2):
+        bench.main(["scores", *common, "proxy", "--moments", "10", "20"])
+        bench.main(["train", *common, "uniform", "replay"])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    found = {(row["mode"], row["option"], row.get("moment")) for row in rows}
+    trained = ("exact", "half resolution", "uniform", "replay")
+    assert len(rows) == len(found)
+    assert found == {("train", name, None) for name in trained} | {
+        ("scores", name, moment) for name in ("half resolution", "proxy") for moment in (10, 20)
+    }
+    runs = {row["option"]: row for row in rows if row["mode"] == "train"}
+    assert all(row["ms"] > 0 for row in runs.values())
+    assert runs["replay"]["scored"] == 0 < runs["exact"]["scored"]
+    page = "\n".join(pages.agreement_page(rows))
+    assert "| half resolution |" in page
+    assert f"{runs['half resolution']['accuracy'] - runs['exact']['accuracy']:+.2f} |" in page
+
+
+def test_moments_outside_the_run_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["scores", "--small", "--steps", "20", "--moments", "30"])
+    assert "`--moments` must be in 10..20" in capsys.readouterr().err

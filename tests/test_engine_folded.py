@@ -1,0 +1,152 @@
+"""Scoring with BatchNorm folded in: the scores of eval mode, whatever the weights have become."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from experiments.models import ResNet18
+from rholoss.engine import Folded, Resident, Trainer
+from rholoss.engine.folded import FoldedConv, FoldedCopy
+from rholoss.errors import RholossError
+
+N = 96
+
+
+class Net(nn.Module):
+    """Every shape of sum and ReLU that is fused, and some that are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=True)
+        self.norm0 = nn.BatchNorm2d(8)
+        self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, eps=1e-3)
+        self.conv2, self.norm2 = (
+            nn.Conv2d(8, 8, 3, padding=1, groups=2),
+            nn.BatchNorm2d(8, affine=False),
+        )
+        self.conv3, self.relu = nn.Conv2d(8, 8, 1), nn.ReLU()  # no BatchNorm
+        self.conv4, self.norm4 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.last_norm = nn.BatchNorm2d(8)  # after no convolution
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.norm0(self.stem(x)).relu()
+        x = F.relu(x + self.norm1(self.conv1(x)))
+        inner = self.norm2(self.conv2(x))
+        x = torch.relu(inner) + inner  # used twice: not fused
+        x = F.relu(self.norm4(self.conv4(x)).relu() + x)  # the convolution has its ReLU already
+        x = self.last_norm(self.relu(self.conv3(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+def trained(model, seed=0):
+    """Weights and statistics that are not those of the start."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_((torch.rand(parameter.shape, generator=generator) - 0.5) * 0.05)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("mean", "var")):
+                buffer.add_(torch.rand(buffer.shape, generator=generator))
+    return model
+
+
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(N, 3, 8, 8, generator=generator)
+
+
+@pytest.mark.parametrize("make", [Net, ResNet18])
+def test_it_gives_what_the_model_gives_in_eval_mode(make, images):
+    model = trained(make())
+    folded = FoldedCopy(model, torch.float32)
+    for seed in (1, 2):  # and follows the model
+        trained(model, seed).eval()
+        folded.refresh_statistics()
+        folded.refresh_weights()
+        with torch.no_grad():
+            expected = model(images[:16])
+            torch.testing.assert_close(folded.model(images[:16]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_can_be_fused_is(images):
+    folded = FoldedCopy(Net(), torch.float32)
+    convs = {n: m.relu for n, m in folded.model.named_modules() if isinstance(m, FoldedConv)}
+    assert convs == {"stem": True, "conv1": True, "conv2": False, "conv4": True}
+    functions = [n.target for n in folded.model.graph.nodes if n.op == "call_function"]
+    assert functions.count(F.relu) == 1
+
+
+def test_a_layer_that_is_called_twice_is_left_alone(images):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.a, self.b = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+            self.last, self.c = nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5)
+
+        def forward(self, x):
+            x = self.b(self.conv(F.relu(self.a(self.conv(x)))))
+            return F.relu(self.c(self.last(x))).mean((2, 3))
+
+    model = trained(Twice()).eval()
+    folded = FoldedCopy(model, torch.float32)
+    folded.refresh_statistics()
+    folded.refresh_weights()
+    with torch.no_grad():
+        torch.testing.assert_close(folded.model(images), model(images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_trainer_chooses_what_eval_mode_chooses(images, overlap):
+    labels = torch.arange(N) % 5
+
+    def chosen(scoring):
+        torch.manual_seed(0)
+        trainer = Trainer(
+            Net(), Resident(images, labels, device="cpu"), total_steps=6, irreducible=torch.zeros(N),
+            candidates=48, keep=0.25, batch_norm="eval", scoring=scoring, overlap=overlap,
+        )  # fmt: skip
+        ids = []
+        trainer.on_flush.append(lambda step, index, losses: ids.append(index))
+        trainer.train(6)
+        trainer.flush()
+        return ids[0].sort(1).values
+
+    assert torch.equal(chosen(Folded()), chosen(None))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({}, "batch_norm='eval'"), ({"batch_norm": "eval", "method": "bald"}, "dropout")],
+)
+def test_it_refuses_what_cannot_be_folded(images, options, says):
+    with pytest.raises(RholossError, match=says):
+        Trainer(
+            Net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=1,
+            irreducible=torch.zeros(N), candidates=48, scoring=Folded(), **options,
+        )  # fmt: skip
+
+
+def test_a_model_that_cannot_be_folded_is_told():
+    with pytest.raises(RholossError, match="found no BatchNorm2d"):
+        FoldedCopy(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), torch.float32)
+
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(RholossError, match="cannot trace Branches"):
+        FoldedCopy(Branches(), torch.float32)
+
+    class OwnParameter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.scale
+
+    with pytest.raises(RholossError, match="scale"):
+        FoldedCopy(OwnParameter(), torch.float32)

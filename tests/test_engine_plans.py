@@ -1,0 +1,157 @@
+"""Plans: which rows a pass trains on."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rholoss.engine import InfoBatch, RandomShare, Remembered, Resident, Trainer
+from rholoss.engine.memory import Situation
+from rholoss.errors import RholossError
+
+N, CHANCE = 4000, math.log(10)
+
+
+def situation(progress, recent, seen=None, seed=0):
+    recent = torch.as_tensor(recent)
+    seen = torch.full((len(recent),), recent.shape[1]) if seen is None else torch.as_tensor(seen)
+    return Situation(progress, seen, recent, None, torch.Generator().manual_seed(seed))
+
+
+def some_losses():
+    """A quarter each: learnt, half learnt, not learnt, and never better than chance."""
+    return torch.tensor([0.01, 1.0, 2.0, 4.0]).repeat(N // 4)[:, None].repeat(1, 4)
+
+
+def share_of(rows, quarter):
+    return (rows % 4 == quarter).sum().item() / (N // 4)
+
+
+def test_a_random_share_is_fresh_each_time():
+    plan = RandomShare(0.25)
+    first, second = (plan(situation(0.5, some_losses(), seed=s)).rows for s in (0, 1))
+    assert len(first) == len(second) == N // 4
+    assert len(set(first.tolist())) == N // 4
+    shared = len(set(first.tolist()) & set(second.tolist()))
+    assert abs(shared - N / 16) < 60  # four standard deviations
+
+
+def test_infobatch_keeps_the_expected_gradient():
+    losses = torch.rand(N, 1, generator=torch.Generator().manual_seed(1))
+    gradients = torch.rand(N, generator=torch.Generator().manual_seed(2))
+    sums = []
+    for seed in range(200):
+        epoch = InfoBatch(0.5)(situation(0.5, losses, seed=seed))
+        sums.append((gradients[epoch.rows] * epoch.weight[epoch.rows]).sum())
+    assert torch.stack(sums).mean() == pytest.approx(gradients.sum().item(), rel=5e-3)
+    low = (losses[:, 0] < losses.mean()).nonzero().flatten()
+    kept = torch.isin(low, epoch.rows).float().mean()
+    assert 0.45 < kept < 0.55
+    high = (losses[:, 0] >= losses.mean()).nonzero().flatten()
+    assert torch.isin(high, epoch.rows).all()
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.9])
+def test_infobatch_takes_everything_at_first_and_at_last(progress):
+    seen = torch.zeros(N, dtype=torch.long) if progress == 0 else None
+    recent = torch.full((N, 4), torch.nan) if progress == 0 else some_losses()
+    epoch = InfoBatch()(situation(progress, recent, seen))
+    assert len(epoch.rows) == N
+    assert epoch.weight is None
+
+
+def test_what_is_never_better_than_chance_is_left_out_from_some_time_on():
+    plan = Remembered(CHANCE, filter_from=0.4)
+    assert len(plan(situation(0.39, some_losses())).rows) == N
+    rows = plan(situation(0.4, some_losses())).rows
+    assert [share_of(rows, quarter) for quarter in range(4)] == [1, 1, 1, 0]
+
+
+def test_a_few_hard_rows_are_no_noise():
+    losses = torch.ones(N, 4)
+    losses[:100] = 4.0  # 2.5 %
+    assert len(Remembered(CHANCE)(situation(0.5, losses)).rows) == N
+    assert len(Remembered(CHANCE, least=0.02)(situation(0.5, losses)).rows) == N - 100
+
+
+def test_one_good_look_or_too_few_looks_keep_a_row():
+    losses = some_losses()
+    losses[3, 2], losses[7, 1] = 2.2, torch.nan
+    rows = Remembered(CHANCE)(situation(0.5, losses)).rows
+    assert {3, 7} == set(rows[rows % 4 == 3].tolist())
+
+
+def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
+    plan = Remembered(CHANCE, filter_from=0.4, skip=0.5, skip_until=0.85)
+    rows = plan(situation(0.5, some_losses())).rows
+    assert [share_of(rows, quarter) for quarter in (2, 3)] == [1, 0]
+    assert all(
+        0.4 < share_of(rows, quarter) < 0.6 for quarter in (0, 1)
+    )  # mean of those left: 1.003
+    assert len(plan(situation(0.85, some_losses())).rows) == 3 * N // 4
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.5])
+def test_rows_that_were_never_seen_stay(progress):
+    losses, seen = some_losses(), torch.full((N,), 4)
+    losses[:40], seen[:40] = torch.nan, 0
+    rows = Remembered(CHANCE, skip=1.0)(situation(progress, losses, seen)).rows
+    assert torch.isin(torch.arange(40), rows).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RandomShare(1.5), "`share` must be in"),
+        (lambda: InfoBatch(1.0), "`prune` must be in"),
+        (lambda: Remembered(CHANCE, skip=-0.1), "`skip` must be in"),
+    ],
+)
+def test_a_share_that_is_none_is_refused(make, says):
+    with pytest.raises(RholossError, match=says):
+        make()
+
+
+def train(plan, steps=90, model=None, start=None):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(320, 12, generator=generator)
+    y = (x @ torch.randn(12, 3, generator=generator)).argmax(1)
+    y[::10] = (y[::10] + 1) % 3  # a tenth is wrong
+    torch.manual_seed(0)
+    trainer = Trainer(
+        nn.Linear(12, 3), Resident(x, y, device="cpu"), total_steps=90, method="uniform", candidates=32,
+        keep=1.0, plan=plan, learning_rate=0.05,
+    )  # fmt: skip
+    if start is not None:
+        trainer.load_state_dict(start)
+    ids = []
+    trainer.on_flush.append(lambda step, index, losses: ids.extend(index))
+    trainer.train(steps)
+    trainer.flush()
+    return trainer, torch.stack(ids)
+
+
+def test_the_trainer_leaves_out_wrong_labels():
+    _, ids = train(Remembered(math.log(3)))
+    wrong = (ids % 10 == 0).float().mean(1)
+    assert wrong[:30].mean() > 0.08
+    assert wrong[-20:].mean() < 0.04
+
+
+def test_a_resumed_run_remembers():
+    plan = Remembered(math.log(3), skip=0.5)
+    _, whole = train(plan)
+    half, first = train(plan, steps=45)
+    _, second = train(plan, steps=45, start=half.state_dict())
+    assert torch.equal(torch.cat([first, second]), whole)
+
+
+def test_weights_of_a_plan_reach_the_loss():
+    class Nothing(RandomShare):
+        def __call__(self, situation):
+            epoch = super().__call__(situation)
+            return type(epoch)(epoch.rows, torch.zeros(len(situation.seen)))
+
+    trainer, _ = train(Nothing(1.0), steps=5)
+    assert torch.cat(trainer.losses).tolist() == [0.0] * 5

@@ -1,0 +1,86 @@
+"""How long to score and how many steps to take can change in mid-run."""
+
+import pytest
+import torch
+from torch import nn
+
+from rholoss.engine import Resident, Trainer
+from rholoss.errors import RholossError
+from rholoss.schedules import annealed
+
+N = 640
+
+
+@pytest.fixture(scope="module")
+def easy():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 12, generator=generator)
+    return x, (x @ torch.randn(12, 3, generator=generator)).argmax(1)
+
+
+def make(easy, irreducible, total_steps=400, **options):
+    x, y = easy
+    torch.manual_seed(0)
+    options = {"catch_up": True, "learning_rate": 0.02, "candidates": 64, "keep": 0.25, **options}
+    return Trainer(
+        nn.Linear(12, 3), Resident(x, y, device="cpu"), total_steps=total_steps,
+        irreducible=torch.full((N,), irreducible), **options,
+    )  # fmt: skip
+
+
+def test_scoring_stops_when_the_target_has_caught_up(easy):
+    trainer = make(easy, irreducible=0.5)
+    means = []
+
+    def note(step, index, losses):
+        means.append(trainer.counters.reducible.clone().mean())
+
+    trainer.on_flush.append(note)
+    trainer.train(400)
+    stop = trainer.schedule.stop
+    assert stop in (100, 200, 300)
+    caught_up = stop // 100 - 1
+    assert means[caught_up] <= 0
+    assert all(mean > 0 for mean in means[:caught_up])
+    assert trainer.ledger.scored == 64 * stop
+
+
+@pytest.mark.parametrize(("irreducible", "catch_up"), [(-5.0, True), (5.0, False)])
+def test_it_goes_on_if_it_has_not_or_if_nobody_asked(easy, irreducible, catch_up):
+    trainer = make(easy, irreducible, catch_up=catch_up, schedule=annealed(400, switch=0.75))
+    trainer.train(400)
+    assert trainer.schedule.stop == 300
+    assert trainer.ledger.scored == 64 * 300
+
+
+def test_a_resumed_run_has_stopped_too(easy):
+    first = make(easy, irreducible=5.0)
+    first.train(150)
+    assert first.schedule.stop == 100
+    second = make(easy, irreducible=5.0)
+    second.load_state_dict(first.state_dict())
+    second.train(50)
+    assert second.ledger.scored == 64 * 100
+
+
+def test_it_is_for_rho_alone(easy):
+    with pytest.raises(RholossError, match="`catch_up` compares .* the method is 'loss'"):
+        make(easy, 0.0, method="loss")
+
+
+def test_a_run_can_be_made_shorter_and_longer_up_to_what_it_was_made_for(easy):
+    trainer = make(easy, 0.0, total_steps=50)
+    trainer.change_length(20, lambda step: 0.01 * step)
+    trainer.train(10)
+    with pytest.raises(RholossError, match="beyond `total_steps`=20"):
+        trainer.train(11)
+    trainer.change_length(50, 0.5)
+    other = make(easy, 0.0, total_steps=50)
+    other.load_state_dict(trainer.state_dict())
+    for each in (trainer, other):
+        each.train(1)
+        assert each.optimizer.param_groups[0]["lr"] == 0.5
+        assert each.total_steps == 50
+    for wrong in (5, 51):
+        with pytest.raises(RholossError, match=rf"must be in 11..50, .* but is {wrong}"):
+            trainer.change_length(wrong, 0.1)
