@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+# Milliseconds, or times the uniform step of the same size.
 TARGETS = {
-    "uniform 32": "<= 1.40 ms",
-    "rho 32 of 320": "<= 2.6 ms",
-    "rho 32 of 320, overlapped": "<= 1.5x",
-    "rho 128 of 512, overlapped": "<= 1.4x",
+    "uniform 32": (1.40, "ms"),
+    "rho 32 of 320": (2.6, "ms"),
+    "rho 32 of 320, folded": (2.6, "ms"),
+    "rho 32 of 320, overlapped": (1.5, "x"),
+    "rho 32 of 320, folded and overlapped": (1.5, "x"),
+    "rho 128 of 512, overlapped": (1.4, "x"),
+    "rho 128 of 512, folded and overlapped": (1.4, "x"),
 }
 
 
@@ -35,25 +39,37 @@ def step_page() -> list[str]:
         "captured as one CUDA graph (`rholoss.engine.Trainer`); medians, evaluation excluded. Rows: "
         "[step.jsonl](step.jsonl).",
         "",
-        "| step | ms | against uniform | FLOP floor at 790 TFLOP/s, ms | target |",
-        "|---|---|---|---|---|",
+        "| step | ms | against uniform | of which scoring | FLOP floor at 790 TFLOP/s, ms | target |",
+        "|---|---|---|---|---|---|",
     ]
     for row in found:
         name, n_b = row["row"], row["row"].split()[1].rstrip(",")
         plain = name.startswith("uniform") or "eager" in name
-        ratio = "" if plain else f"{row['ms'] / ms[f'uniform {n_b}']:.2f}x"
+        ratio = row["ms"] / ms[f"uniform {n_b}"]
+        scoring = row.get("scoring_ms")
+        share = f"{scoring:.2f} ms, {scoring / row['ms']:.0%}" if scoring else ""
         lines.append(
-            f"| {name} | {row['ms']:.3f} | {ratio} | {row['floor_ms']:.3f} | {TARGETS.get(name, '')} |"
+            f"| {name} | {row['ms']:.3f} | {'' if plain else f'{ratio:.2f}x'} | {share} | {row['floor_ms']:.3f} "
+            f"| {judged(name, row['ms'], ratio)} |"
         )
-    faster = ms["rho 32 of 320, eager float32"] / ms["rho 32 of 320"]
-    return [
-        *lines,
-        "",
-        f"The exact step is {faster:.1f} times as fast as the eager float32 one (target 11).",
-        "",
-        "All targets are missed so far (2026-11-15), uniform by 0.01 ms. Not tried yet: weights cast once a step, "
-        "cuDNN's full search, several steps in one graph, loss reuse, lower resolution, a proxy.",
-    ]
+    eager = ms["rho 32 of 320, eager float32"]
+    lines.append("")
+    for name in ("rho 32 of 320", "rho 32 of 320, folded"):
+        if name in ms:
+            faster = eager / ms[name]
+            told = "met" if faster >= 11 else "missed"
+            lines.append(
+                f"- {name}: {faster:.1f} times as fast as the eager float32 step (target 11: {told})."
+            )
+    return lines
+
+
+def judged(name: str, ms: float, ratio: float) -> str:
+    if name not in TARGETS:
+        return ""
+    limit, unit = TARGETS[name]
+    value = ms if unit == "ms" else ratio
+    return f"<= {limit:g}{' ms' if unit == 'ms' else 'x'}: {'met' if value <= limit else 'missed'}"
 
 
 def il_page() -> list[str]:

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from experiments.models import ResNet18
 from rholoss.engine import Folded, Resident, Trainer
-from rholoss.engine.folded import FoldedConv, FoldedCopy
+from rholoss.engine.folded import FoldedCopy
+from rholoss.engine.fused import FusedConv
 from rholoss.errors import RholossError
 
 N = 96
@@ -18,7 +19,7 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=True)
+        self.stem = nn.Conv2d(3, 8, 3, stride=(2, 1), padding=(2, 1), bias=True)
         self.norm0 = nn.BatchNorm2d(8)
         self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, eps=1e-3)
         self.conv2, self.norm2 = (
@@ -73,7 +74,7 @@ def test_it_gives_what_the_model_gives_in_eval_mode(make, images):
 
 def test_what_can_be_fused_is(images):
     folded = FoldedCopy(Net(), torch.float32)
-    convs = {n: m.relu for n, m in folded.model.named_modules() if isinstance(m, FoldedConv)}
+    convs = {n: m.relu for n, m in folded.model.named_modules() if isinstance(m, FusedConv)}
     assert convs == {"stem": True, "conv1": True, "conv2": False, "conv4": True}
     functions = [n.target for n in folded.model.graph.nodes if n.op == "call_function"]
     assert functions.count(F.relu) == 1

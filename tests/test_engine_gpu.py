@@ -191,3 +191,9 @@ def test_irreducible_losses_of_images_in_graphs():
     il = fit_resident(make, data, folds=2, precision="bf16", epochs=15, batch_size=64)
     losses = il.lookup(torch.arange(1200))
     assert losses[wrong].median() > 3 * losses[~wrong].median()
+
+
+def test_the_device_of_the_data_is_that_of_its_tensors(toy):
+    x, y, _ = toy
+    data = Resident(x, y, device="cuda")
+    assert data.device == data.inputs.device

@@ -19,51 +19,12 @@ from torch.nn import functional as F
 
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.copies import Copies
+from rholoss.engine.fused import FusedConv, patches
 from rholoss.engine.step import score_candidates
 from rholoss.errors import RholossError
 
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
-
-ALIGNED = 8  # cuDNN is slow for fewer input channels: a stem's are filled up with zeros
-
-
-class FoldedConv(nn.Module):
-    """A convolution with a bias, to which `z` may be added, and a ReLU if asked for.
-
-    If `z` is itself a folded convolution that nobody else reads, its bias is added by this one: a bias
-    alone would cost a pass over its result.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    gives_bias_to: FoldedConv | None = None
-
-    def __init__(self, conv: nn.Conv2d, relu: bool = False) -> None:
-        super().__init__()
-        self.relu, self.groups = relu, conv.groups
-        assert not isinstance(conv.padding, str)
-        self.how = (conv.stride, conv.padding, conv.dilation)
-        few = conv.in_channels < ALIGNED and conv.groups == 1
-        self.missing = ALIGNED - conv.in_channels if few else 0
-
-    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """On a GPU one kernel."""
-        weight, bias, (stride, padding, dilation) = self.weight, self.bias, self.how
-        if self.missing:
-            x = F.pad(x, (0, 0, 0, 0, 0, self.missing))
-        if x.is_cuda and self.relu and z is not None:
-            return torch.cudnn_convolution_add_relu(
-                x, weight, z, 1.0, bias, stride, padding, dilation, self.groups
-            )
-        if x.is_cuda and self.relu:
-            return torch.cudnn_convolution_relu(
-                x, weight, bias, stride, padding, dilation, self.groups
-            )
-        own = None if self.gives_bias_to else bias
-        out = F.conv2d(x, weight, own, stride, padding, dilation, self.groups)
-        out = out if z is None else out + z
-        return F.relu(out) if self.relu else out
 
 
 def fold(flat: Tensor, channel: Tensor, norm: Tensor, low: Tensor, bias: Tensor) -> None:
@@ -86,7 +47,7 @@ class FoldedCopy:
                 "`scoring` out, or write its forward without branches on values."
             ) from error
         self._weights, self._statistics, self.fold = Copies(), Copies(), fold
-        self.pairs: list[tuple[FoldedConv, nn.Conv2d, nn.BatchNorm2d]] = []
+        self.pairs: list[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]] = []
         self.dtype = dtype
         graph, modules = traced.graph, dict(traced.named_modules())
         _check_attributes(graph)
@@ -115,16 +76,16 @@ class FoldedCopy:
             if not _foldable(conv, norm, conv_node) or called[conv_node.target] > 1:
                 continue
             assert isinstance(conv, nn.Conv2d)
-            folded = FoldedConv(conv)
-            self.pairs.append((folded, conv, norm))
-            rest[str(conv_node.target)] = folded
+            fused = FusedConv(conv)
+            self.pairs.append((fused, conv, norm))
+            rest[str(conv_node.target)] = fused
             node.replace_all_uses_with(conv_node)
             graph.erase_node(node)
 
     def _connect(self, modules: dict[str, nn.Module], rest: dict[str, nn.Module]) -> None:
         """All folded weights lie in one flat buffer, so that folding is a handful of kernels."""
         device = self.pairs[0][1].weight.device
-        shapes = [_shape(folded, conv) for folded, conv, _ in self.pairs]
+        shapes = [fused.shape for fused, _, _ in self.pairs]
         outs, sizes = [shape[0] for shape in shapes], [math.prod(shape) for shape in shapes]
         per_channel = torch.tensor(
             [math.prod(shape[1:]) for shape in shapes for _ in range(shape[0])]
@@ -140,11 +101,9 @@ class FoldedCopy:
             self.pairs, shapes, self._flat.split(sizes), self._low.split(sizes), self._bias.split(outs),
             self._norm.split(outs, dim=1), strict=True,
         )  # fmt: skip
-        for (folded, conv, norm), shape, flat, low, bias, rows in parts:
-            self._weights.add(
-                conv.weight, flat.view(shape).permute(0, 3, 1, 2)[:, : conv.weight.shape[1]]
-            )
-            folded.weight, folded.bias = low.view(shape).permute(0, 3, 1, 2), bias
+        for (fused, conv, norm), shape, flat, low, bias, rows in parts:
+            self._weights.add(conv.weight, fused.place(flat))
+            fused.weight, fused.bias = low.view(shape), bias
             self._weights.add(norm.weight, rows[0])
             self._weights.add(norm.bias, rows[1])
             self._weights.add(conv.bias, rows[2])
@@ -152,7 +111,7 @@ class FoldedCopy:
             self._statistics.add(norm.running_var, rows[4])
             rows[5] = norm.eps
         for name, layer in rest.items():
-            if isinstance(layer, FoldedConv):
+            if isinstance(layer, FusedConv):
                 continue
             is_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
             layer.to(torch.float32 if is_norm else self.dtype).requires_grad_(False)
@@ -170,9 +129,9 @@ class FoldedCopy:
         self._weights.copy()
         with torch.no_grad():
             self.fold(self._flat, self._channel, self._norm, self._low, self._bias)
-            for folded, _, _ in self.pairs:
-                if folded.gives_bias_to is not None:
-                    folded.gives_bias_to.bias.add_(folded.bias)
+            for fused, _, _ in self.pairs:
+                if fused.gives_bias_to is not None:
+                    fused.gives_bias_to.bias.add_(fused.bias)
 
     def move_statistics(self) -> None:
         """Nothing moves in eval mode."""
@@ -200,6 +159,8 @@ class Folded(Cheaper):
             )
         self.copy = FoldedCopy(step.model, step.scorer.dtype or torch.float32)
         self.copy.fold = step.wrap(fold)
+        for fused, _, _ in self.copy.pairs:
+            fused.patches = step.wrap(patches)
 
     def replica(self, step: DeviceStep) -> FoldedCopy:
         """What scores beside training, when scoring is overlapped."""
@@ -242,12 +203,6 @@ def _foldable(conv: nn.Module | None, norm: nn.BatchNorm2d, node: fx.Node) -> bo
     )
 
 
-def _shape(folded: FoldedConv, conv: nn.Conv2d) -> tuple[int, int, int, int]:
-    """Of the weights, channels last."""
-    out, inside, height, width = conv.weight.shape
-    return out, height, width, inside + folded.missing
-
-
 def _check_attributes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -267,7 +222,7 @@ def _fuse_relus(graph: fx.Graph, rest: dict[str, nn.Module]) -> None:
         if not _is_free(conv, rest) or len(before.users) > 1:
             continue
         module = rest[str(conv.target)]
-        assert isinstance(module, FoldedConv)
+        assert isinstance(module, FusedConv)
         module.relu = True
         if z and _is_free(z[0], rest):
             object.__setattr__(rest[str(z[0].target)], "gives_bias_to", module)  # not a submodule
@@ -290,7 +245,7 @@ def _is_free(node: Any, rest: dict[str, nn.Module]) -> bool:
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
         return False
     module = rest.get(str(node.target))
-    return isinstance(module, FoldedConv) and not module.relu
+    return isinstance(module, FusedConv) and not module.relu
 
 
 def _is_relu(node: fx.Node, rest: dict[str, nn.Module]) -> bool:

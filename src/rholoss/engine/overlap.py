@@ -68,7 +68,9 @@ class OverlappedStep:
         self.step = step
         self.replica = step.scoring.replica(step) or Replica(step.model, dtype)
         self.side = torch.cuda.Stream(step.data.device, priority=0) if _is_cuda(step) else None
-        self.waiting: list[Tensor] = []  # index, x, y, score (and weight) of the chosen rows
+        self.waiting: list[
+            Tensor
+        ] = []  # index, x, y, score of the chosen rows, mean score (, weight)
 
     def prime(self) -> None:
         """Choose the first batch."""
@@ -78,7 +80,7 @@ class OverlappedStep:
 
     def __call__(self) -> None:
         """Train on what was chosen, and choose the next."""
-        index, x, y, score, *weight = self.waiting
+        index, x, y, score, mean, *weight = self.waiting
         self.replica.refresh_statistics()  # which the training pass moves
         refreshed = torch.cuda.Event() if self.side is not None else None
         if self.side is not None:
@@ -89,7 +91,7 @@ class OverlappedStep:
                 refreshed.record()
             chosen = self._choose_next()
         loss = self.step.learn(index, x, y, weight[0] if weight else None, refreshed)
-        self.step.note(index, score, loss)
+        self.step.note(index, score, loss, mean)
         if self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
         if self.step.scorer.batch_norm == "train":
@@ -100,10 +102,10 @@ class OverlappedStep:
     def _choose_next(self) -> list[Tensor]:
         generator = self.step.generator()
         index, x, y = self.step.take(self.step.order, generator)
-        selection, score_B = self.step.choose(self.replica.model, index, x, y, generator)
+        selection, score_B, mean = self.step.choose(self.replica.model, index, x, y, generator)
         b = selection.position
         weight: list[Any] = [] if selection.weight is None else [selection.weight]
-        return [index[b], x[b], y[b], score_B[b], *weight]
+        return [index[b], x[b], y[b], score_B[b], mean, *weight]
 
 
 def _is_cuda(step: DeviceStep) -> bool:

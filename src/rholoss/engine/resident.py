@@ -47,7 +47,7 @@ class Resident:
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = whole_name(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
         ids = torch.as_tensor(np.arange(len(inputs)) if ids is None else ids)
         if not len(inputs) == len(targets) == len(ids) or len(inputs) == 0:
@@ -125,6 +125,14 @@ class Resident:
         columns = torch.where(flip[:, None], width - 1 - across, across) + left[:, None]
         lines = self.whole[:height] + top[:, None]
         return self.inputs[rows[:, None, None], lines[:, :, None], columns[:, None, :]]
+
+
+def whole_name(device: str | torch.device) -> torch.device:
+    """'cuda' with its number, so that it equals the device of a tensor that lies there."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def memory_needed(inputs: Tensor, targets: Tensor, augment: CropFlip | None) -> int:

@@ -55,23 +55,30 @@ class Counters:
             *(torch.zeros((), dtype=torch.long, device=device) for _ in range(3)),
         )
 
-    def record(self, index: Tensor, score: Tensor | None, loss: Tensor) -> None:
-        """Note one step."""
+    def record(
+        self, index: Tensor, score: Tensor | None, loss: Tensor, mean: Tensor | None = None
+    ) -> None:
+        """Note one step: what was chosen, by which scores, their mean over all candidates, the loss."""
         self.index.index_copy_(0, self.row, index[None])
         if score is not None:
             self.score.index_copy_(0, self.row, score[None].float())
+        if mean is not None:
+            self.reducible.index_copy_(0, self.row, mean[None].float())
         self.loss.index_copy_(0, self.row, loss.detach()[None])
         self.broken += ~loss.detach().isfinite()
         self.row += 1
 
-    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> None:
-        """Count scores that cannot be used; only those that were forwarded should have one."""
+    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> Tensor:
+        """Count scores that cannot be used; only those that were forwarded should have one.
+
+        Returns the mean of the others. It may run beside `record` (overlapped scoring), so it leaves
+        `row` alone.
+        """
         looked_at = score_B if forwarded is None else score_B.index_select(0, forwarded)
         self.not_finite += (looked_at == -torch.inf).sum()
         finite = score_B.isfinite()
         self.short += finite.sum() < enough
-        mean = torch.where(finite, score_B, 0).sum() / finite.sum()
-        self.reducible.index_copy_(0, self.row, mean[None].float())
+        return torch.where(finite, score_B, 0).sum() / finite.sum()
 
 
 # The parts that are compiled: functions of their arguments alone, so that all trainers of a process
@@ -208,8 +215,8 @@ class DeviceStep:
 
     def choose(
         self, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
-    ) -> tuple[core.Selection, Tensor]:
-        """Score the candidates with a model and choose k of them."""
+    ) -> tuple[core.Selection, Tensor, Tensor]:
+        """Score the candidates with a model and choose k of them; also all scores, and their mean."""
         measured, forwarded = self.scoring.measure(self, model, index, x, y, generator)
         if "irreducible_loss" in self.method.needs:
             if self.live is not None:
@@ -219,10 +226,9 @@ class DeviceStep:
                 assert self.irreducible is not None
                 measured["irreducible_loss"] = self.irreducible.index_select(0, index)
         selection, score_B = core.choose(self.method, Stats(index, measured), self.k, generator)
-        if self.method.needs:
-            replacing = getattr(self.method.pick, "replacement", False)
-            self._guard(score_B, 1 if replacing else self.k, forwarded)
-        return selection, score_B
+        replacing = getattr(self.method.pick, "replacement", False)
+        mean = self._guard(score_B, 1 if replacing else self.k, forwarded)
+        return selection, score_B, mean
 
     def learn(
         self,
@@ -279,11 +285,11 @@ class DeviceStep:
         with self.timed():
             generator = self.generator()
             index, x, y = self.take(self.order, generator)
-            selection, score_B = self.choose(self.model, index, x, y, generator)
+            selection, score_B, mean = self.choose(self.model, index, x, y, generator)
             b, weight = selection.position, selection.weight
             index, x, y = index[b], x[b], y[b]
             if self.live is not None:
                 self.live.update((x.float(), y), weight)
             self.scoring.update(self, index, x, y, weight)
         loss = self.learn(index, x, y, weight)
-        self.note(index, score_B[b], loss)
+        self.note(index, score_B[b], loss, mean)

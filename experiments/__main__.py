@@ -1,0 +1,88 @@
+"""python -m experiments list | run --study NAME ... [--seeds 0 1] [--seconds S] | report"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from experiments import records
+
+
+def main(words: list[str] | None = None) -> None:
+    a = _parser().parse_args(words)
+    {"list": _list, "run": _run, "report": _report}[a.command](a)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from experiments.studies import STUDIES
+
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    parser.add_argument("command", choices=("list", "run", "report"))
+    parser.add_argument(
+        "--study", nargs="+", choices=list(STUDIES), metavar="NAME", help="see list"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, help="by default those of the study")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FIELD=VALUE", help="some cells")
+    parser.add_argument("--epochs", type=int, help="shorter runs, which count as other runs")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no new run after so long")
+    parser.add_argument("--side-by-side", type=int, default=6, help="runs at a time")
+    parser.add_argument("--data", default=None, help="data directory; else RHOLOSS_DATA")
+    parser.add_argument("--out", type=Path, default=records.RESULTS, help="directory of results")
+    return parser
+
+
+def _chosen(a: argparse.Namespace) -> list:
+    from experiments.studies import STUDIES
+
+    return [STUDIES[name] for name in a.study or STUDIES]
+
+
+def _cells(a: argparse.Namespace) -> list:
+    """(study, cell) of the chosen studies: the first seed of all, then the second, ..."""
+    from experiments.bench.cell import only, shortened
+
+    found = [(study.name, cell) for study in _chosen(a) for cell in study.cells(a.seeds)]
+    found = [(name, shortened(cell, a.epochs)) for name, cell in found if only(cell, a.only)]
+    seeds = a.seeds or sorted({cell.seed for _, cell in found})
+    return sorted(dict.fromkeys(found), key=lambda entry: seeds.index(entry[1].seed))
+
+
+def _list(a: argparse.Namespace) -> None:
+    from experiments.bench.run import done
+    from experiments.studies import COMMANDS
+
+    have = done(a.out)
+    for study in _chosen(a):
+        cells = list(study.cells(a.seeds))
+        ran = sum(cell.key() in have for cell in cells)
+        print(f"{study.name:24} tier {study.tier}  {ran:3} of {len(cells):3} runs  {study.title}")
+    for name, (command, title) in () if a.study else COMMANDS.items():
+        print(f"{name:24} {title}: `{command}`")
+
+
+def _run(a: argparse.Namespace) -> None:
+    if not a.study:
+        raise SystemExit(
+            "`run` needs --study and at least one name; see `python -m experiments list`."
+        )
+    from experiments.bench.run import Bench, run
+
+    cells = _cells(a)
+    known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
+    run(Bench(a.data), cells, a.out, side_by_side=a.side_by_side, seconds=a.seconds, known=known)
+
+
+def _report(a: argparse.Namespace) -> None:
+    from experiments.bench.report import write, write_claims
+    from experiments.studies import STUDIES
+    from experiments.studies.claims import CLAIMS
+    from experiments.studies.digit_claims import DIGIT_CLAIMS
+
+    for study in _chosen(a):
+        print(write(study, a.out))
+    print(write_claims([*CLAIMS, *DIGIT_CLAIMS], STUDIES, a.out))
+
+
+if __name__ == "__main__":
+    main()

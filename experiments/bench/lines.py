@@ -1,0 +1,61 @@
+"""The line of a run: one JSON object, the same for every kind of run."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from experiments import records
+from experiments.bench.cell import Cell
+from rholoss.engine import Evaluation
+
+
+class Progress(Protocol):
+    """What a run has to tell."""
+
+    cell: Cell
+    started: float
+    step: int
+    steps_per_epoch: int
+    evals: list[tuple[int, float]]
+    il_evals: list[tuple[int, float]]
+    last: Evaluation | None
+    il_about: dict[str, Any] | None
+    ledger: Any
+    precision: str | None
+    error: str | None
+
+    def shares(self) -> dict[str, list[float]]:
+        """Shares of the picks by epoch."""
+
+
+def line(run: Progress, study: str, side_by_side: int) -> dict[str, Any]:
+    """Seconds are those on the clock: other runs had their turns in them."""
+    train = time.perf_counter() - run.started
+    il = 0.0 if run.il_about is None else float(run.il_about["seconds"])
+    last = run.last
+    return {
+        "study": study,
+        **asdict(run.cell),
+        "steps": run.step,
+        "steps_per_epoch": run.steps_per_epoch,
+        "eval": run.evals,
+        "il_eval": run.il_evals,
+        "test_loss": None if last is None else _number(last.loss, 5),
+        "per_class": [] if last is None else [_number(100 * x, 2) for x in last.per_class],
+        "seconds": {"il": il, "train": round(train, 2), "total": round(il + train, 2)},
+        "side_by_side": side_by_side,
+        "scored": run.ledger.scored,
+        "trained": run.ledger.trained,
+        "shares": run.shares(),
+        "il_fit": run.il_about,
+        "precision": run.precision or "fp32",
+        "error": run.error,
+        **records.about("experiments"),
+    }
+
+
+def _number(value: float, digits: int) -> float | None:
+    return round(value, digits) if math.isfinite(value) else None

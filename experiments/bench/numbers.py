@@ -1,0 +1,139 @@
+"""What the lines of runs say: pure functions from lines to numbers, and numbers to text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments import records
+from experiments.bench.cell import Cell, Group
+
+Line = Mapping[str, Any]
+LAST = 5  # evaluations of which "final" is the mean: single ones jump at a constant learning rate
+FIG2_EPOCHS = 100
+
+
+@dataclass(frozen=True)
+class Results:
+    """All lines, found by their cell, or else by the cell at another length."""
+
+    exact: Mapping[Cell, Line]
+    by_rest: Mapping[Cell, Line]  # with epochs=0: the longest run of the kind
+
+    @classmethod
+    def read(cls, out: Path) -> Results:
+        """Lines of all studies below a directory; of two lines of a cell the later counts."""
+        exact: dict[Cell, Line] = {}
+        by_rest: dict[Cell, Line] = {}
+        for line in records.read(*sorted(out.glob("*/runs.jsonl"))):
+            if "steps_per_epoch" not in line:
+                continue  # of another bench
+            cell = Cell.of(line)
+            exact[cell] = line
+            rest = replace(cell, epochs=0)
+            if rest not in by_rest or by_rest[rest]["epochs"] <= line["epochs"]:
+                by_rest[rest] = line
+        return cls(exact, by_rest)
+
+    def get(self, cell: Cell) -> Line | None:
+        """The line of a cell; a run of another length where there is none of its own."""
+        return self.exact.get(cell) or self.by_rest.get(replace(cell, epochs=0))
+
+    def of(self, arm: Cell, seeds: int) -> list[Line]:
+        """Lines of an arm, by seed, of those that were run."""
+        found = (self.get(replace(arm, seed=seed)) for seed in range(seeds))
+        return [line for line in found if line is not None]
+
+
+def steps_to(line: Line, accuracy: float) -> int | None:
+    """Steps at the first evaluation that reaches the accuracy (%); None if none does."""
+    return next((step for step, value in line["eval"] if value >= accuracy), None)
+
+
+def epochs_to(line: Line, accuracy: float) -> float | None:
+    """The same in epochs, which are passes of the candidates."""
+    steps = steps_to(line, accuracy)
+    return None if steps is None else steps / line["steps_per_epoch"]
+
+
+def final(line: Line) -> float:
+    """Mean of the last five evaluations; NaN where a run broke off before any."""
+    return mean([value for _, value in line["eval"][-LAST:]])
+
+
+def best(line: Line) -> float:
+    """The highest evaluation, chosen by looking at the test set."""
+    return max((value for _, value in line["eval"]), default=float("nan"))
+
+
+def speedup(rho: Line, uniform: Line, epochs: int = FIG2_EPOCHS) -> float | None:
+    """Figure 2: epochs / the epoch at which RHO-LOSS passes uniform's best within `epochs`; 0 if never.
+
+    None where the runs are shorter than that.
+    """
+    if min(run["steps"] / run["steps_per_epoch"] for run in (rho, uniform)) < epochs:
+        return None
+    bound = epochs * uniform["steps_per_epoch"]
+    highest = max(value for step, value in uniform["eval"] if step <= bound)
+    reached = epochs_to(rho, highest)
+    return 0.0 if reached is None else epochs / reached
+
+
+def share(line: Line, name: str) -> float | None:
+    """Mean over all epochs of a share of the picks, in %."""
+    values = line["shares"].get(name)
+    return 100 * mean(values) if values else None
+
+
+def weakest_final(lines: Sequence[Line]) -> float:
+    """The lowest final accuracy; where it is passed, methods can no longer be compared at one accuracy."""
+    return min(final(line) for line in lines)
+
+
+def share_below(line: Line, name: str, accuracy: float) -> float | None:
+    """Mean share over the epochs that end below a test accuracy, in %."""
+    ends = [reached for step, reached in line["eval"] if step % line["steps_per_epoch"] == 0]
+    pairs = zip(line["shares"].get(name, []), ends, strict=False)
+    values = [value for value, reached in pairs if reached < accuracy]
+    return 100 * mean(values) if values else None
+
+
+def mean(values: Sequence[float]) -> float:
+    """NaN of nothing."""
+    return statistics.fmean(values) if values else float("nan")
+
+
+def spread(values: Sequence[float | None], digits: int = 1) -> str:
+    """'39.0 (37.0-41.0)': mean, lowest and highest; 'NR' stands for what was not reached."""
+    there = [value for value in values if value is not None]
+    if not values:
+        return "not run"
+    if not there:
+        return "NR"
+    text = f"{mean(there):.{digits}f}"
+    if len(there) > 1:
+        text += f" ({min(there):.{digits}f}-{max(there):.{digits}f})"
+    return text if len(there) == len(values) else f"{text}, {len(there)} of {len(values)} seeds"
+
+
+def over(lines: Sequence[Line], number: Callable[[Line], float | None], digits: int = 1) -> str:
+    """A number of each run, as mean and spread."""
+    return spread([number(line) for line in lines], digits)
+
+
+def missing(group: Group, results: Results, seeds: int) -> list[str]:
+    """Arms that were not run with all seeds, or at another length, in words."""
+    told = []
+    for name, arm in group.arms.items():
+        lines = results.of(arm, seeds)
+        if len(lines) < seeds:
+            told.append(f"{name}: {len(lines)} of {seeds} seeds")
+        others = sorted({line["epochs"] for line in lines} - {arm.epochs})
+        if others:
+            lengths = ", ".join(map(str, others))
+            told.append(f"{name}: at {lengths} epochs in place of {arm.epochs}")
+        told += [f"{name}, seed {line['seed']}: {line['error']}" for line in lines if line["error"]]
+    return told

@@ -1,0 +1,91 @@
+"""Plots of a group of arms over epochs: mean over seeds, lowest to highest shaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.numbers import Line, mean, steps_to
+
+LOWEST_REACHED = 50  # %, where the plot of steps to each accuracy begins
+Curve = Callable[[Line], list[tuple[float, float]]]  # points (epoch, value)
+
+
+def accuracy(line: Line) -> list[tuple[float, float]]:
+    return [(step / line["steps_per_epoch"], value) for step, value in line["eval"]]
+
+
+def il_accuracy(line: Line) -> list[tuple[float, float]]:
+    return [(step / line["steps_per_epoch"], value) for step, value in line["il_eval"]]
+
+
+def share(name: str) -> Curve:
+    def points(line: Line) -> list[tuple[float, float]]:
+        return [(epoch, 100 * x) for epoch, x in enumerate(line["shares"].get(name, []), 1)]
+
+    return points
+
+
+def reached(line: Line) -> list[tuple[float, float]]:
+    """Steps to each accuracy, in halves of a percent, as far as the run gets."""
+    grid = [half / 2 for half in range(2 * LOWEST_REACHED, 200)]
+    found = [(target, steps_to(line, target)) for target in grid]
+    return [(target, float(steps)) for target, steps in found if steps is not None]
+
+
+def over_steps(curve: Curve) -> Curve:
+    """The same curve over thousands of steps, for arms whose epochs differ."""
+
+    def points(line: Line) -> list[tuple[float, float]]:
+        return [(x * line["steps_per_epoch"] / 1000, y) for x, y in curve(line)]
+
+    return points
+
+
+def draw(
+    path: Path, arms: Mapping[str, Sequence[Line]], curve: Curve, ylabel: str, xlabel: str = "epoch"
+) -> bool:
+    """One PNG; False if no arm has a point."""
+    curves = {name: [curve(line) for line in lines] for name, lines in arms.items()}
+    curves = {name: [c for c in found if c] for name, found in curves.items()}
+    curves = {name: found for name, found in curves.items() if found}
+    if not curves:
+        return False
+    figure, axes = _figure()
+    for name, found in curves.items():
+        xs, middle, low, high = band(found)
+        (plotted,) = axes.plot(xs, middle, label=name, linewidth=1.2)
+        if len(found) > 1:
+            axes.fill_between(xs, low, high, alpha=0.2, color=plotted.get_color(), linewidth=0)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    temporary.replace(path)
+    return True
+
+
+def band(
+    curves: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Where points are, their mean, lowest and highest, as far as the shortest run goes."""
+    columns = list(zip(*curves, strict=False))
+    values = [[y for _, y in column] for column in columns]
+    xs = [column[0][0] for column in columns]
+    return xs, [mean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+
+
+def _figure() -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "The plots need matplotlib: pip install matplotlib, or 'rholoss[dev]'."
+        ) from error
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    return figure, figure.subplots()

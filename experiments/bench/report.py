@@ -1,0 +1,250 @@
+"""A study's page: tables beside the paper's and plots, from whatever was run so far."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from experiments.bench import plots
+from experiments.bench.cell import Group, Study
+from experiments.bench.claims import Claim
+from experiments.bench.numbers import (
+    FIG2_EPOCHS,
+    LAST,
+    Line,
+    Results,
+    best,
+    epochs_to,
+    final,
+    missing,
+    over,
+    share,
+    share_below,
+    speedup,
+    spread,
+    steps_to,
+    weakest_final,
+)
+from rholoss.errors import RholossError
+
+Lines = Mapping[str, Sequence[Line]]  # by arm
+BEGIN, END = "<!-- claims: made by `python -m experiments report` -->", "<!-- end of claims -->"
+PROTOCOL = f"""An epoch is one pass of the *candidates*: every method trains on n_b of each n_B points.
+AdamW at PyTorch's defaults, learning rate constant, crop and flip (digits: none), test accuracy after every
+epoch or more often; bf16 where the lines say so (the paper: fp32). Final is the mean of the last {LAST}
+evaluations, best the highest. Numbers are means over seeds with the lowest and highest in brackets; NR: not
+reached. Irreducible-loss models are fitted once, with the weights of lowest loss on the training set, and
+reused by all runs. Seconds in the lines are those of several runs side by side, no measure of speed."""
+
+
+def epochs(group: Group, lines: Lines) -> list[str]:
+    """Table 2: epochs to each target, and the final accuracy."""
+    return _reached(group, lines, epochs_to, "epochs", 0)
+
+
+def steps(group: Group, lines: Lines) -> list[str]:
+    """As `epochs`, in steps, for arms whose epochs differ."""
+    return _reached(group, lines, steps_to, "steps", 0)
+
+
+def _reached(
+    group: Group,
+    lines: Lines,
+    measure: Callable[[Line, float], float | None],
+    unit: str,
+    digits: int,
+) -> list[str]:
+    targets = [f"{unit} to {target:g} %" for target in group.targets]
+    head = ["", *(["paper"] if group.paper else []), *targets, "final, %", "best, %", "seeds"]
+    rows = []
+    for name, found in lines.items():
+        reached = [
+            over(found, lambda line, target=target: measure(line, target), digits)
+            for target in group.targets
+        ]
+        paper = [group.paper.get(name, "")] if group.paper else []
+        accuracies = [over(found, final), over(found, best)]
+        rows.append([name, *paper, *reached, *accuracies, str(len(found))])
+    legend = []
+    if group.paper:
+        targets_text = " / ".join(f"{target:g}" for target in group.targets)
+        legend = [f"Paper: epochs to {targets_text} % (final accuracy)."]
+    return [*_table(head, rows), "", *legend]
+
+
+def shares(group: Group, lines: Lines) -> list[str]:
+    """Shares of the picks, over all epochs and while accuracies can be compared."""
+    kinds = {
+        "corrupted": "corrupted",
+        "low_relevance": "low relevance",
+        "correct": "already correct",
+    }
+    everything = [line for found in lines.values() for line in found]
+    there = [kind for kind in kinds if any(kind in line["shares"] for line in everything)]
+    ended = [line for line in everything if line["eval"]]
+    bound = weakest_final(ended) if ended else 0.0
+    head = ["picks, %", *(kinds[kind] for kind in there), f"already correct, below {bound:.1f} %"]
+    rows = [
+        [
+            name,
+            *(over(found, lambda line, kind=kind: share(line, kind), 2) for kind in there),
+            over(found, lambda line: share_below(line, "correct", bound), 2),
+        ]
+        for name, found in lines.items()
+    ]
+    text = (
+        f"Shares count every step of all epochs; the last column only epochs with a test accuracy below "
+        f"{bound:.1f} %, the final one of the weakest arm, as in the paper. Whether a pick was already "
+        "classified correctly is read in the forward pass that trains on it."
+    )
+    return [*_table(head, rows), "", text]
+
+
+def speedups(group: Group, lines: Lines) -> list[str]:
+    """Figure 2: by how much RHO-LOSS is faster to uniform's best of 100 epochs. Paired by seed."""
+    rows = []
+    for name, found in lines.items():
+        if name.endswith("uniform"):
+            continue
+        partner = name.replace("RHO-LOSS", "uniform") if name.endswith("RHO-LOSS") else "uniform"
+        uniform = {line["seed"]: line for line in lines.get(partner, lines.get("uniform", []))}
+        pairs = [(line, uniform[line["seed"]]) for line in found if line["seed"] in uniform]
+        values = [speedup(*pair) for pair in pairs]
+        paper = group.paper.get(name, "")
+        ours = spread([value for value in values if value is not None], 2)
+        rows.append([name, paper, ours, over(found, final)])
+    num = FIG2_EPOCHS
+    text = f"Speed-up: {num} / the epoch at which uniform's best of {num} is reached; 0: never."
+    return [*_table(["", "paper, each seed", "ours", "final, %"], rows), "", text]
+
+
+def classes(group: Group, lines: Lines) -> list[str]:
+    """The worst class and how uneven classes are: selection is known to hurt the rare ones."""
+
+    def worst(line: Line) -> float | None:
+        return min((x for x in line["per_class"] if x is not None), default=None)
+
+    def gap(line: Line) -> float | None:
+        there = [x for x in line["per_class"] if x is not None]
+        return max(there) - min(there) if there else None
+
+    rows = [[name, over(found, worst), over(found, gap)] for name, found in lines.items()]
+    head = ["by class, at the end", "worst class, %", "best minus worst"]
+    return _table(head, rows)
+
+
+TABLES: dict[str, Callable[[Group, Lines], list[str]]] = {
+    "epochs": epochs,
+    "steps": steps,
+    "shares": shares,
+    "speedup": speedups,
+    "classes": classes,
+}
+PLOTS: dict[str, dict[str, tuple[plots.Curve, str, str]]] = {
+    "curves": {"accuracy": (plots.accuracy, "test accuracy, %", "epoch")},
+    "reached": {"reached": (plots.reached, "steps", "test accuracy reached, %")},
+    "share_curves": {
+        "corrupted": (plots.share("corrupted"), "corrupted picks, %", "epoch"),
+        "low_relevance": (plots.share("low_relevance"), "low-relevance picks, %", "epoch"),
+        "correct": (plots.share("correct"), "picks already correct, %", "epoch"),
+    },
+    "il_curves": {"il": (plots.il_accuracy, "accuracy of the IL model, %", "epoch")},
+}
+SHOWS = (*TABLES, *PLOTS)
+
+
+def page(study: Study, results: Results, folder: Path) -> str:
+    """The page as Markdown; plots are written to `folder`."""
+    cells = list(study.cells())
+    ran = sum(results.get(cell) is not None for cell in cells)
+    parts = [
+        f"# {study.title}",
+        f"Run by `python -m experiments run --study {study.name}`, page by `python -m experiments report`. "
+        f"{ran} of {len(cells)} runs are there. {_where(study, results)}".strip(),
+        PROTOCOL,
+        *([study.note] if study.note else []),
+    ]
+    for group in study.groups:
+        parts += [f"## {group.title}", *_group(study, group, results, folder)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _group(study: Study, group: Group, results: Results, folder: Path) -> list[str]:
+    lines = {name: results.of(arm, study.seeds) for name, arm in group.arms.items()}
+    if not any(lines.values()):
+        return ["Not run."]
+    parts = []
+    for name in group.show:
+        if name in TABLES:
+            parts.append("\n".join(TABLES[name](group, lines)).strip())
+            continue
+        for kind, (curve, ylabel, xlabel) in PLOTS[name].items():
+            if name == "curves" and "steps" in group.show:
+                curve, xlabel = plots.over_steps(curve), "thousand steps"
+            file = f"{_slug(group.title)}-{kind}.png"
+            if plots.draw(folder / file, lines, curve, ylabel, xlabel):
+                parts.append(f"![{ylabel} by {xlabel}]({file})")
+    parts += [group.note] if group.note else []
+    left = missing(group, results, study.seeds)
+    parts += ["Not run, or not in full: " + "; ".join(left) + "."] if left else []
+    return parts
+
+
+def _where(study: Study, results: Results) -> str:
+    lines = [line for cell in study.cells() if (line := results.get(cell)) is not None]
+    if not lines:
+        return ""
+    kinds = sorted({(line["device"], line["torch"], line["precision"]) for line in lines})
+    dates = sorted({line["date"] for line in lines})
+    files = sorted({line["study"] for line in lines})
+    told = "; ".join(f"{device}, torch {torch}, {precision}" for device, torch, precision in kinds)
+    links = ", ".join(f"[{name}](../{name}/runs.jsonl)" for name in files)
+    return f"Made on {told}, {' to '.join(sorted({dates[0], dates[-1]}))}. Lines: {links}."
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    return [line(head), line(["---"] * len(head)), *(line(row) for row in rows)]
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:48].strip("-")
+
+
+def write(study: Study, out: Path) -> Path:
+    """Make the page of a study in `<out>/<study>`; returns its path."""
+    folder = out / study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    return save(folder / "README.md", page(study, Results.read(out), folder))
+
+
+def save(path: Path, text: str) -> Path:
+    """Write to a temporary name, then rename."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+    return path
+
+
+def claims_table(claims: Sequence[Claim], studies: Mapping[str, Study], results: Results) -> str:
+    """All claims in one table."""
+    rows = []
+    for claim in claims:
+        ours, verdict = claim.judge(studies[claim.study], results)
+        rows.append([claim.text, claim.paper, ours, f"[{verdict}]({claim.study}/README.md)"])
+    return "\n".join(_table(["claim", "the paper", "ours", ""], rows))
+
+
+def write_claims(claims: Sequence[Claim], studies: Mapping[str, Study], out: Path) -> Path:
+    """Put the table between its marks in `<out>/README.md`; what stands around it is written by hand."""
+    path = out / "README.md"
+    text = path.read_text() if path.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
+    if BEGIN not in text or END not in text:
+        raise RholossError(f"{path} has no '{BEGIN}' and '{END}'; put them where the table goes.")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    table = claims_table(claims, studies, Results.read(out))
+    return save(path, f"{before}{BEGIN}\n{table}\n{END}{after}")

@@ -1,0 +1,321 @@
+"""Running cells: what they need is made once, then they train side by side, a line for each as it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from experiments import records
+from experiments.bench.cell import Cell
+from experiments.bench.irreducible import Fits, Losses, Recipe, parse
+from experiments.bench.lines import line
+from experiments.bench.problems import Problem, Problems
+from experiments.bench.streaming import STREAMS, Loop
+from experiments.bench.watch import Shares, Watched
+from experiments.datasets import data_dir
+from experiments.models import MODELS
+from rholoss import LiveIrreducible, WithIndex, annealed, constant, coreset
+from rholoss.engine import Evaluation, Evaluator, Resident, Trainer, adamw
+from rholoss.errors import RholossError
+from rholoss.progress import Bar
+
+CHUNK = 50  # steps of one run before the next one has its turn
+LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
+COMPILED = ("resnet18", "small_cnn")  # the others train too shortly to repay minutes of compiling
+RECOMPILES = 64  # kinds of model, batch size and method that one process may compile
+
+
+class Bench:
+    """Data, irreducible losses and core-sets, made when they are first needed.
+
+    Args:
+        root: the data directory.
+        folder: where weights of irreducible-loss models are kept; by default below the data directory.
+        precision, compile: by default bf16 and compiled on a GPU, plain float32 elsewhere.
+    """
+
+    def __init__(
+        self,
+        root: Any = None,
+        *,
+        folder: Path | None = None,
+        recipe: Recipe | None = None,
+        precision: str | None = None,
+        compile: bool | None = None,
+    ) -> None:
+        self.cuda = torch.cuda.is_available()
+        self.precision = precision or ("bf16" if self.cuda else None)
+        self.compile = self.cuda if compile is None else compile
+        if self.compile:
+            torch._dynamo.config.recompile_limit = RECOMPILES
+        if self.cuda:
+            torch.backends.cudnn.benchmark = True  # shapes never change here
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        self.problems = Problems(root, dtype)
+        self.folder = data_dir(root) / "irreducible-loss-models" if folder is None else folder
+        # Not compiled: that takes longer than the few thousand steps of a fit.
+        self.fits = Fits(
+            MODELS, self.folder, recipe or Recipe(), precision=self.precision, compile=False
+        )
+        self._coresets: dict[tuple[str, ...], Resident] = {}
+
+    def problem(self, cell: Cell) -> Problem:
+        """What the cell is trained on and judged by."""
+        return self.problems.get(cell.dataset, cell.labels, cell.part)
+
+    def start(self, cell: Cell) -> Run | Loop:
+        """A run of the cell, on the device or, where data is streamed, in an ordinary loop."""
+        if cell.dataset in STREAMS:
+            return Loop(cell, self.problems.root, self.folder, precision=self.precision)
+        return Run(self, cell)
+
+    def losses(self, cell: Cell) -> Losses | None:
+        """The irreducible losses that the cell names."""
+        if cell.il == "none":
+            return None
+        return self.fits.losses(cell.il, self.problem(cell), cell.dataset, cell.labels, cell.part)
+
+    def irreducible(self, cell: Cell) -> Any:
+        """A table, a live model, or None, as the trainer takes it."""
+        losses = self.losses(cell)
+        if losses is None or parse(cell.il)[1] != "live":
+            return None if losses is None else losses.table
+        model = copy.deepcopy(losses.members[0].model)  # each run has its own
+        model = OwnPrecision(model, self.precision == "bf16")
+        rate = LIVE_RATE * cell.learning_rate
+        options = {"capturable": True, "fused": True} if self.cuda else {}
+        return LiveIrreducible(model, functools.partial(torch.optim.AdamW, lr=rate, **options))
+
+    def core_set(self, cell: Cell) -> Resident:
+        """SVP: the tenth of the training set on which the proxy is least sure."""
+        key = (cell.dataset, cell.labels, cell.part, cell.il, f"{cell.n_b}/{cell.n_B}")
+        if key not in self._coresets:
+            losses, train = self.losses(cell), self.problem(cell).train
+            if losses is None or len(losses.members) != 1:
+                raise RholossError(f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy.")
+            chosen = coreset(
+                OwnPrecision(losses.members[0].model, self.precision == "bf16"),
+                WithIndex(Unaugmented(train), list(range(len(train)))),
+                keep=cell.n_b / cell.n_B,
+                method="entropy",
+                progress=False,
+            )
+            self._coresets[key] = train.take(torch.as_tensor(chosen.ids, device=train.device))
+        return self._coresets[key]
+
+
+class OwnPrecision(nn.Module):
+    """A model that chooses its precision itself, whatever is asked for outside."""
+
+    def __init__(self, inner: nn.Module, low: bool) -> None:
+        super().__init__()
+        self.inner, self.low = inner, low
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.low:
+            return self.inner(x)
+        # No cache: weights cast while nothing is recorded must not serve a pass that is.
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            return self.inner(x).float()
+
+
+class Unaugmented(Dataset[tuple[Tensor, Tensor]]):
+    """Resident rows one by one, in float32 on the host, for what reads a data set."""
+
+    def __init__(self, data: Resident) -> None:
+        rows = torch.arange(len(data), device=data.device)
+        self.x = torch.cat([data.batch(part)[0].float().cpu() for part in rows.split(5000)])
+        self.targets = data.targets.cpu()
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.x[row], self.targets[row]
+
+
+@functools.cache
+def _compiled_call() -> Callable[[nn.Module, Tensor], Tensor]:
+    """One compilation of "call the model" for all evaluators of the process."""
+    return torch.compile(lambda model, x: model(x), dynamic=False)
+
+
+class Compiled(nn.Module):
+    """The model, called through the shared compilation."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _compiled_call()(self.inner, x)
+
+
+class Run:
+    """One cell in progress."""
+
+    def __init__(self, bench: Bench, cell: Cell) -> None:
+        self.bench, self.cell, self.problem = bench, cell, bench.problem(cell)
+        losses, self.started = bench.losses(cell), time.perf_counter()
+        self.il_about = None if losses is None else losses.about
+        self.precision = bench.precision
+        self.steps_per_epoch = max(1, len(self.problem.train) // cell.n_B)
+        self.stream = torch.cuda.Stream() if bench.cuda else None
+        self.evals: list[tuple[int, float]] = []
+        self.il_evals: list[tuple[int, float]] = []
+        self.error: str | None = None
+        self.last: Evaluation | None = None
+        total = cell.epochs * self.steps_per_epoch
+        torch.manual_seed(cell.seed)
+        model = MODELS[cell.model](self.problem.num_classes)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.watched = Watched(model, cell.n_b)
+        source, svp = bench.irreducible(cell), cell.method == "svp"
+        compiled = bench.compile and cell.model in COMPILED
+        self.trainer = Trainer(
+            self.watched,
+            bench.core_set(cell) if svp else self.problem.train,
+            total_steps=total,
+            method="uniform" if svp else cell.method,
+            irreducible=source,
+            candidates=cell.n_b if svp else cell.n_B,  # nothing is left to choose in a core-set
+            keep=1.0 if svp else cell.n_b / cell.n_B,
+            optimizer=functools.partial(_adamw, weight_decay=cell.weight_decay),
+            learning_rate=cell.learning_rate,
+            batch_norm=cell.batch_norm,
+            precision=bench.precision,
+            compile=compiled,
+            schedule=annealed(total) if cell.schedule == "annealed" else constant(),
+            seed=cell.seed,
+        )
+        if self.trainer.k != cell.n_b:
+            raise RholossError(f"n_b={cell.n_b} of n_B={cell.n_B} gives {self.trainer.k} rows.")
+        picked = Shares(self.watched, self.problem, cell.epochs, self.steps_per_epoch)
+        self.trainer.on_flush.append(picked)
+        self.shares, self.ledger = picked.result, self.trainer.ledger
+        self.evaluate = self._evaluator(Compiled(model) if compiled else model)
+        live = isinstance(source, LiveIrreducible)
+        self.evaluate_il = self._evaluator(source.model) if live else None
+        if self.stream is not None:  # all of this was made on another one
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def _evaluator(self, model: nn.Module) -> Evaluator:
+        data, classes = self.problem.test, self.problem.num_classes
+        return Evaluator(model, data, num_classes=classes, precision=self.bench.precision)
+
+    @property
+    def step(self) -> int:
+        return self.trainer.step
+
+    @property
+    def finished(self) -> bool:
+        return self.error is not None or self.trainer.step == self.trainer.total_steps
+
+    def advance(self, steps: int = CHUNK) -> int:
+        """Train on, at most to the next evaluation; returns the steps taken."""
+        trainer, before = self.trainer, self.trainer.step
+        on_stream = torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
+        with on_stream:
+            try:
+                look = next_look(before, self.steps_per_epoch, self.cell.looks)
+                trainer.train(min(steps, look - before))
+                if trainer.step == trainer.total_steps:
+                    trainer.flush()
+            except RholossError as problem:  # a run that diverged is a result too
+                self.error = str(problem)
+                return trainer.step - before
+            if trainer.step == look:
+                self._look()
+        return trainer.step - before
+
+    def _look(self) -> None:
+        self.last = self.evaluate()
+        self.evals.append((self.trainer.step, round(100 * self.last.accuracy, 2)))
+        if self.evaluate_il is not None:
+            accuracy = self.evaluate_il().accuracy
+            self.il_evals.append((self.trainer.step, round(100 * accuracy, 2)))
+
+
+def next_look(step: int, steps_per_epoch: int, looks: int) -> int:
+    """The step of the next evaluation: `looks` an epoch, evenly, one of them at its end."""
+    done = step * looks // steps_per_epoch
+    return -(-(done + 1) * steps_per_epoch // looks)
+
+
+def _adamw(parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+    optimizer = adamw(parameters)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = weight_decay
+    return optimizer
+
+
+def done(*folders: Path) -> dict[str, dict[str, Any]]:
+    """Lines of all studies below these folders by the key of their cell; the latest counts."""
+    found = records.read(
+        *(path for folder in folders for path in sorted(folder.glob("*/runs.jsonl")))
+    )
+    return {Cell.of(line).key(): line for line in found if "steps_per_epoch" in line}
+
+
+def run(
+    bench: Bench,
+    cells: Sequence[tuple[str, Cell]],
+    out: Path,
+    *,
+    side_by_side: int = 6,
+    seconds: float = math.inf,
+    known: Sequence[Path] = (),
+    progress: bool = True,
+) -> int:
+    """Run cells, each with the name of its study, several at a time; no new one after `seconds`.
+
+    Returns how many were finished. Cells that have a line below `out` or `known` are passed over.
+    """
+    started, have = time.perf_counter(), done(out, *known)
+    fresh: dict[Cell, str] = {}  # a cell of two studies goes to the first
+    for study, cell in cells:
+        if cell.key() not in have:
+            fresh.setdefault(cell, study)
+    waiting = [(study, cell) for cell, study in fresh.items()]
+    running: list[tuple[str, Run | Loop]] = []
+    finished = 0
+    with Bar(len(waiting), "runs", enabled=progress) as bar:
+        while waiting or running:
+            if time.perf_counter() - started > seconds:
+                waiting = []
+            while waiting and len(running) < side_by_side:
+                study, cell = waiting.pop(0)
+                running.append((study, bench.start(cell)))
+            for entry in list(running):
+                study, current = entry
+                current.advance()
+                if current.finished:
+                    running.remove(entry)
+                    record = line(current, study, side_by_side)
+                    records.append(out / study / "runs.jsonl", record)
+                    finished += 1
+                    bar.advance(note=_told(record))
+                    print(_told(record), flush=True)
+                    del current, entry
+                    gc.collect()  # a trainer holds itself and, by it, memory of the device
+    return finished
+
+
+def _told(line: dict[str, Any]) -> str:
+    accuracy = f"{line['eval'][-1][1]:.2f} %" if line["eval"] else line["error"]
+    cell = Cell.of(line)
+    return (
+        f"{line['study']}: {cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), "
+        f"seed {cell.seed}: {accuracy}"
+    )

@@ -1,0 +1,41 @@
+"""python -m experiments.digits table1|report [--settings A B ...] [--seeds 0 1 2] [--data DIR] [--out FILE]
+
+`table1` runs what is missing and makes the page; by default the settings that a CPU can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def main(words: list[str] | None = None) -> None:
+    from experiments.digits import page, table1
+
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.digits", description="Table 1: the chain of approximations."
+    )
+    parser.add_argument("command", choices=("table1", "report"))
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=list(table1.ON_CPU),
+        metavar="NAME",
+        help="'all', or some of: " + "; ".join(table1.SETTINGS),
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--limit", type=int, default=None, help="points of each set, for a look")
+    parser.add_argument("--out", type=Path, default=table1.RUNS, help="file of lines")
+    parser.add_argument("--data", default=None, help="directory with MNIST/raw; else RHOLOSS_DATA")
+    a = parser.parse_args(words)
+    names = list(table1.SETTINGS) if a.settings == ["all"] else a.settings
+    unknown = sorted(set(names) - set(table1.SETTINGS))
+    if unknown:
+        parser.error(f"`--settings` has {unknown}; choose of {'; '.join(table1.SETTINGS)}")
+    if a.command == "table1":
+        table1.run(names, a.seeds, out=a.out, root=a.data, limit=a.limit)
+    print(page.write(a.out.parent))
+
+
+if __name__ == "__main__":
+    main()

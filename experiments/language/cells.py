@@ -1,0 +1,65 @@
+"""Which runs there are: a cell is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from experiments.language.tasks import TASKS
+
+PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negative_il", "rho")
+FAIR_METHODS = ("uniform", "rho", "annealed")
+CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
+IRREDUCIBLE = ("same", "small")  # the model that trains, or its first two layers
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. `budget` is in seconds and 0 in the paper's protocol, which counts epochs."""
+
+    task: str
+    method: str
+    seed: int
+    irreducible: str = "same"
+    budget: float = 0.0
+    il_counts: bool = False
+    epochs: int = 0  # 0: the task's own
+
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from other runs."""
+        return tuple(asdict(self).values())
+
+    @property
+    def needs_il(self) -> bool:
+        """Whether something of the irreducible-loss model is read: its losses, or itself as a proxy."""
+        return self.method in ("rho", "negative_il", "annealed", "svp")
+
+
+def paper(tasks: list[str], seeds: list[int], epochs: int = 0) -> Iterator[Cell]:
+    """Table 2's last rows and Fig. 5: constant learning rate; RHO-LOSS with a small IL model too."""
+    for seed in seeds:
+        for task in tasks:
+            for method in PAPER_METHODS:
+                yield Cell(task, method, seed, epochs=epochs)
+            yield Cell(task, "rho", seed, "small", epochs=epochs)
+
+
+def fair(tasks: list[str], seeds: list[int], budget: float) -> Iterator[Cell]:
+    """Equal wall clock, learning rate decayed to zero; the small IL model's time inside and outside."""
+    for seed in seeds:
+        for task in tasks:
+            yield Cell(task, "uniform", seed, "small", budget)
+            for method in FAIR_METHODS[1:]:
+                for counts in (True, False):
+                    yield Cell(task, method, seed, "small", budget, counts)
+
+
+def cell_of(record: dict[str, Any]) -> Cell:
+    """The cell of a result line."""
+    return Cell(**record["cell"])
+
+
+def known_tasks() -> list[str]:
+    """All of them."""
+    return list(TASKS)

@@ -1,0 +1,271 @@
+"""Run one cell: a pretrained encoder, AdamW, the library's own selector; all rows stay on the device."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rholoss as rho
+from experiments.language.cells import CANDIDATES, KEEP, Cell
+from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
+
+WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
+SMALL_LAYERS = 2
+IL_EPOCHS, IL_BATCH = 10, 32
+SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
+TIMED_STEPS, WARM_STEPS = 30, 10
+
+
+def parameters(model: nn.Module, decay: float = WEIGHT_DECAY) -> list[dict[str, Any]]:
+    """No weight decay on biases and norms, as the authors have it."""
+    flat, deep = [], []
+    for parameter in model.parameters():
+        (flat if parameter.ndim < 2 else deep).append(parameter)
+    return [{"params": deep, "weight_decay": decay}, {"params": flat, "weight_decay": 0.0}]
+
+
+@dataclass
+class Bench:
+    """What runs of one machine share: data, weights, irreducible losses."""
+
+    model: Path
+    data: Any
+    store: Path  # of irreducible losses
+    device: torch.device
+    il_epochs: int = IL_EPOCHS
+    _loaded: dict[tuple[str, torch.device], list[Texts]] = field(default_factory=dict)
+    _losses: dict[tuple[str, str], rho.Irreducible] = field(default_factory=dict)
+
+    def texts(self, task: Task, device: torch.device | None = None) -> list[Texts]:
+        """Training half, holdout half and test rows, on the device unless told otherwise."""
+        host, device = torch.device("cpu"), device or self.device
+        if (task.name, host) not in self._loaded:
+            self._loaded[task.name, host] = list(load(task, self.model, self.data))
+        if (task.name, device) not in self._loaded:
+            parts = self._loaded[task.name, host]
+            self._loaded[task.name, device] = [part.to(device) for part in parts]
+        return self._loaded[task.name, device]
+
+    def make(self, task: Task, size: str = "same") -> nn.Module:
+        """A pretrained encoder with a new head."""
+        from transformers import AutoModelForSequenceClassification as Auto
+
+        layers = {} if size == "same" else {"num_hidden_layers": SMALL_LAYERS}
+        model = Auto.from_pretrained(
+            self.model, num_labels=task.classes, dtype=torch.float32, **layers
+        )
+        return model.to(self.device)
+
+    def irreducible(self, task: Task, size: str) -> rho.Irreducible:
+        """Fitted on the holdout half once for all seeds and methods, as in the paper."""
+        if (task.name, size) not in self._losses:
+            out = self.store / f"{task.name}-{size}"
+            train, holdout, _ = self.texts(task, torch.device("cpu"))
+            fit = functools.partial(
+                rho.fit_irreducible,
+                lambda: self.make(task, size),
+                holdout,
+                score=train,
+                loss=functools.partial(losses, device=self.device),
+                optimizer=lambda p: torch.optim.AdamW(p, lr=task.lr, weight_decay=WEIGHT_DECAY),
+                epochs=self.il_epochs,
+                batch_size=IL_BATCH,
+                patience=2,
+                collate_fn=as_it_is,
+                labels=train.labels,
+                device=self.device,
+            )
+            il = rho.Irreducible.load(out) if (out / "meta.json").exists() else fit(out=out)
+            self._losses[task.name, size] = il
+        return self._losses[task.name, size]
+
+    def proxy(self, task: Task, size: str) -> nn.Module:
+        """The irreducible-loss model itself: the authors' proxy for SVP."""
+        model = self.make(task, size)
+        model.load_state_dict(self.irreducible(task, size).weights())
+        return model
+
+
+def autocast(device: torch.device) -> Any:
+    """bf16 on a GPU, float32 elsewhere."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+def losses(model: nn.Module, batch: dict[str, Tensor], device: torch.device) -> Tensor:
+    """Cross-entropy of each row, [B]."""
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "index")}
+    with autocast(device):
+        logits = model(**inputs).logits
+    return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
+
+
+def candidates(num_rows: int, seed: int) -> Iterator[Tensor]:
+    """Rows of candidate batches, epoch after epoch; the last batch of an epoch may be short."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(num_rows, generator=generator).split(CANDIDATES)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, texts: Texts, device: torch.device) -> tuple[float, float]:
+    """Accuracy, and the correlation of Matthews (of two classes; NaN-free: 0 if one class is missing)."""
+    model.eval()
+    guesses = []
+    for rows in torch.arange(len(texts), device=device).split(1024):
+        batch = texts.rows(rows)
+        labels = batch.pop("labels")
+        with autocast(device):
+            guesses.append(torch.stack([model(**batch).logits.argmax(1), labels]))
+    model.train()
+    guess, label = torch.cat(guesses, 1).double().cpu()
+    return float((guess == label).double().mean()), matthews(guess, label)
+
+
+def matthews(guess: Tensor, label: Tensor) -> float:
+    """Matthews correlation of two binary variables: their Pearson correlation."""
+    a, b = guess - guess.mean(), label - label.mean()
+    scale = float((a.square().sum() * b.square().sum()).sqrt())
+    return float((a * b).sum()) / scale if scale else 0.0
+
+
+def selector_of(cell: Cell, bench: Bench, steps: int) -> rho.Selector:
+    """The selector of the cell; SVP trains uniformly on what it has kept."""
+    name = {"svp": "uniform", "annealed": "rho"}.get(cell.method, cell.method)
+    reads = cell.method in ("rho", "negative_il", "annealed")
+    il = bench.irreducible(TASKS[cell.task], cell.irreducible) if reads else None
+    anneal = rho.annealed(total_steps=steps, switch=SWITCH, drop=DROP)
+    return rho.Selector(
+        name,
+        irreducible=il,
+        keep=1.0 if cell.method == "svp" else KEEP,
+        precision="bf16" if bench.device.type == "cuda" else None,
+        schedule=anneal if cell.method == "annealed" else None,
+        seed=cell.seed,
+    )
+
+
+def kept(cell: Cell, bench: Bench, train: Texts) -> Tensor | None:
+    """The core-set of SVP: the tenth with the highest entropy under the proxy, chosen once."""
+    if cell.method != "svp":
+        return None
+    proxy = bench.proxy(TASKS[cell.task], cell.irreducible).eval()
+    scores = []
+    for rows in torch.arange(len(train), device=bench.device).split(1024):
+        batch = train.rows(rows)
+        batch.pop("labels")
+        with torch.no_grad(), autocast(bench.device):
+            p = proxy(**batch).logits.float().softmax(1)
+        scores.append(torch.special.entr(p).sum(1))
+    return torch.cat(scores).topk(round(KEEP * len(train))).indices.cpu()
+
+
+class Run:
+    """One model in training."""
+
+    def __init__(self, cell: Cell, bench: Bench, steps: int) -> None:
+        self.cell, self.bench, self.task = cell, bench, TASKS[cell.task]
+        self.train, _, self.test = bench.texts(self.task)
+        torch.manual_seed(cell.seed)
+        self.model = bench.make(self.task).train()
+        self.select = selector_of(cell, bench, steps)
+        fused = bench.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(parameters(self.model), lr=self.task.lr, fused=fused)
+        decay: Callable[[int], float] = lambda step: 1 - step / steps  # noqa: E731
+        constant: Callable[[int], float] = lambda step: 1.0  # noqa: E731
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, decay if cell.budget else constant
+        )
+        self.rows = kept(cell, bench, self.train)
+        self.order = candidates(len(self.train), cell.seed)
+        self.picked = torch.zeros(2, dtype=torch.long, device=bench.device)  # wrong, all
+
+    def step(self) -> None:
+        """One gradient step on what is selected."""
+        index = next(self.order)
+        if self.rows is not None:  # SVP: as many rows as the others train on, of the core-set
+            generator = torch.Generator().manual_seed(self.cell.seed * 10**6 + self.select.step)
+            k = max(1, round(KEEP * len(index)))
+            index = self.rows[torch.randperm(len(self.rows), generator=generator)[:k]]
+        index = index.to(self.bench.device, non_blocking=True)
+        batch = self.select(self.model, {"index": index, **self.train.rows(index)})
+        wrong = self.train.wrong[batch["index"]]
+        self.picked += torch.stack([wrong.sum(), torch.full_like(wrong.sum(), len(wrong))])
+        loss = self.select.reduce(losses(self.model, batch, self.bench.device))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+    def wait(self) -> None:
+        """Until the device has done all that it was told."""
+        if self.bench.device.type == "cuda":
+            torch.cuda.synchronize(self.bench.device)
+
+
+def seconds_a_step(cell: Cell, bench: Bench) -> float:
+    """Measured on a model that is thrown away; of an annealed run for each of its phases."""
+    parts = {"annealed": [("rho", SWITCH), ("uniform", 1 - SWITCH)]}.get(
+        cell.method, [(cell.method, 1.0)]
+    )
+    total = 0.0
+    for method, share in parts:
+        run = Run(Cell(cell.task, method, cell.seed, cell.irreducible), bench, 10**6)
+        for _ in range(WARM_STEPS):
+            run.step()
+        run.wait()
+        started = time.perf_counter()
+        for _ in range(TIMED_STEPS):
+            run.step()
+        run.wait()
+        total += share * (time.perf_counter() - started) / TIMED_STEPS
+    return total
+
+
+def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
+    """Train, and tell how it went."""
+    task = TASKS[cell.task]
+    train, _, test = bench.texts(task)
+    per_epoch = math.ceil(len(train) / CANDIDATES)
+    il = bench.irreducible(task, cell.irreducible) if cell.needs_il else None
+    il_seconds = float(il.seconds) if il is not None else 0.0
+    if cell.budget:
+        left = cell.budget - (il_seconds if cell.il_counts else 0.0)
+        steps = int(left / seconds_a_step(cell, bench)) if left > 0 else 0
+    else:
+        steps = per_epoch * (cell.epochs or task.epochs)
+    about = {"steps_an_epoch": per_epoch, "steps": steps, "il_seconds": il_seconds}
+    if not steps:  # the irreducible losses took all the time there was
+        return {**about, "curve": []}
+    run = Run(cell, bench, steps)
+    every = max(1, per_epoch // task.evaluations) if not cell.budget else max(1, steps // 20)
+    curve, evaluating = [], 0.0
+    run.wait()
+    started = time.perf_counter()
+    for step in range(1, steps + 1):
+        run.step()
+        if step % every == 0 or step == steps:
+            run.wait()
+            before = time.perf_counter()
+            accuracy, correlation = evaluate(run.model, test, bench.device)
+            evaluating += time.perf_counter() - before
+            curve.append([step, round(accuracy, 5), round(correlation, 5)])
+    run.select.flush()
+    run.wait()
+    wrong, rows = run.picked.tolist()
+    return {
+        **about,
+        "curve": curve,  # step, accuracy, Matthews correlation
+        "seconds": time.perf_counter() - started - evaluating,
+        "wrong_share": wrong / rows,
+        "trained": run.select.ledger.trained if cell.method != "svp" else rows,
+        "scored": run.select.ledger.scored,
+    }

@@ -1,0 +1,32 @@
+"""Arms that several studies have, so that they share their runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from experiments.bench.cell import Cell
+
+R18_IL, CNN_IL, CROSS_FIT = (
+    "resnet18, clean holdout",
+    "small_cnn, clean holdout",
+    "small_cnn, cross-fit",
+)
+R18_NOISY_IL, CNN_NOISY_IL = "resnet18, noisy holdout", "small_cnn, noisy holdout"
+
+
+def rho(base: Cell, il: str, **changes: object) -> Cell:
+    """RHO-LOSS with these irreducible losses."""
+    return replace(base, method="rho", il=il, **changes)  # type: ignore[arg-type]
+
+
+def all_methods(base: Cell, il: str = R18_IL) -> dict[str, Cell]:
+    """The columns of Table 2. The proxy of SVP is the irreducible-loss model, as in the authors' code."""
+    return {
+        "uniform": base,
+        "RHO-LOSS": rho(base, il),
+        "training loss": replace(base, method="loss"),
+        "gradient norm": replace(base, method="grad_norm"),
+        "gradient norm IS": replace(base, method="grad_norm_is"),
+        "negative IL": replace(base, method="negative_il", il=il),
+        "SVP": replace(base, method="svp", il=il),
+    }

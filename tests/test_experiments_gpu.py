@@ -1,0 +1,73 @@
+"""The bench on a GPU: what is noted inside a captured, compiled step, and runs side by side."""
+
+import pytest
+import torch
+from fixtures_bench import BASE, RECIPE, tiny, write_cifar10
+from torch import nn
+
+from experiments.bench.cell import Cell
+from experiments.bench.run import Bench, done, run
+from experiments.bench.watch import Watched
+from experiments.models import MODELS
+from rholoss.engine import Resident, Trainer
+
+
+@pytest.mark.parametrize(
+    "compile", [False, pytest.param(True, marks=pytest.mark.gpu)], ids=["eager", "compiled"]
+)
+@pytest.mark.parametrize("method", ["uniform", "loss", "grad_norm_is"])
+def test_predictions_are_those_of_the_rows_that_were_trained_on(method, compile):
+    torch.manual_seed(0)
+    x, y = torch.randn(400, 6), torch.randint(0, 5, (400,))
+    model = Watched(nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 5)), 8)
+    # At a rate of zero the weights stay as they are, so each id has one prediction throughout.
+    trainer = Trainer(
+        model, Resident(x, y), total_steps=230, method=method, candidates=40, keep=0.2,
+        learning_rate=0.0, compile=compile,
+    )  # fmt: skip
+    seen = []
+    trainer.on_flush.append(lambda step, index, loss: seen.append((index, model.read(len(index)))))
+    trainer.train(230)
+    trainer.flush()
+    index, predicted = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    assert len(index) == 230
+    with torch.no_grad():
+        expected = model.inner(x.to(trainer.data.device)).argmax(1).cpu()
+    assert torch.equal(predicted, expected[index])
+    assert len(expected.unique()) > 1
+
+
+@pytest.mark.gpu
+def test_runs_side_by_side_learn(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", tiny)
+    root = write_cifar10(tmp_path / "data")
+    base = {**BASE, "epochs": 60, "learning_rate": 1e-2}
+    cells = [
+        Cell(method="uniform", **base),
+        Cell(method="rho", il="tiny, clean holdout", **base),
+        Cell(method="rho", il="tiny, live", **base),
+        Cell(method="svp", il="tiny, clean holdout", **base),
+    ]
+    run(Bench(root, recipe=RECIPE), [("gpu", cell) for cell in cells], tmp_path, progress=False)
+    lines = done(tmp_path)
+    assert len(lines) == 4
+    for line in lines.values():
+        assert line["error"] is None
+        assert line["steps"] == 300
+        assert len(line["shares"]["correct"]) == 60
+        assert line["device"] != "cpu"
+    assert lines[cells[0].key()]["eval"][-1][1] > 40  # chance is 10
+
+
+@pytest.mark.gpu
+def test_a_live_model_stays_where_it_is(tmp_path, monkeypatch):
+    """Its optimizer is rebuilt if devices differ, which would freeze its state inside a graph."""
+    monkeypatch.setitem(MODELS, "tiny", tiny)
+    root = write_cifar10(tmp_path / "data")
+    bench = Bench(root, recipe=RECIPE)
+    current = bench.start(Cell(method="rho", il="tiny, live", **{**BASE, "epochs": 40}))
+    while not current.finished:
+        current.advance()
+    optimizer = current.trainer.source.optimizer
+    steps = {float(state["step"]) for state in optimizer.state.values()}
+    assert steps == {current.step}

@@ -1,0 +1,236 @@
+"""The language studies: readers, cells, runs on tiny stand-ins, and the page."""
+
+import lzma
+import random
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import records
+from experiments.language import cells, report, tasks
+
+transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
+
+from experiments.language import __main__ as command  # noqa: E402
+from experiments.language import train  # noqa: E402
+
+WORDS = ["bank", "card", "lost", "time", "good", "bad", "film", "money", "was", "the"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """Texts in the official layouts, and a tiny encoder, as `tools/pack_language.py` lays them out."""
+    folder = tmp_path_factory.mktemp("bundle")
+    draw = random.Random(0)
+
+    def sentence():
+        return " ".join(draw.choices(WORDS, k=draw.randint(2, 6)))
+
+    def lines(rows, make):
+        return "".join(
+            make(text, int("good" in text)) + "\n" for text in (sentence() for _ in range(rows))
+        )
+
+    (folder / "cola").mkdir()
+    for name, rows in [("in_domain_train", 1300), ("in_domain_dev", 40), ("out_of_domain_dev", 30)]:
+        content = lines(rows, lambda text, label: f"src\t{label}\t\t{text}")
+        (folder / "cola" / f"{name}.tsv.xz").write_bytes(lzma.compress(content.encode()))
+    (folder / "SST-2").mkdir()
+    for name in ("train", "dev"):
+        content = "sentence\tlabel\n" + lines(50, lambda text, label: f"{text} \t{label}")
+        (folder / "SST-2" / f"{name}.tsv").write_text(content)
+    (folder / "banking77").mkdir()
+    for name in ("train", "test"):
+        content = "".join(f'"{sentence()}, please",intent_{row % 77:02}\n' for row in range(308))
+        (folder / "banking77" / f"{name}.csv").write_text("text,category\n" + content)
+    model = folder / "model"
+    model.mkdir()
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (model / "vocab.txt").write_text("\n".join(vocabulary))
+    transformers.BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.BertModel(config).half().save_pretrained(model)
+    return folder
+
+
+@pytest.fixture
+def bench(bundle, tmp_path):
+    return train.Bench(bundle / "model", bundle, tmp_path / "il", torch.device("cpu"), il_epochs=1)
+
+
+def test_texts_are_read_halved_and_padded(bundle):
+    model = bundle / "model"
+    train_half, holdout, test = tasks.load(tasks.TASKS["cola"], model, bundle)
+    assert (len(train_half), len(holdout), len(test)) == (650, 650, 70)
+    assert train_half.tokens.shape == (650, 48)
+    batch = train_half.rows(torch.tensor([3, 5]))
+    assert torch.equal(batch["attention_mask"].sum(1), train_half.length[[3, 5]])
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
+    good = train_half.tokens.eq(5 + WORDS.index("good")).any(1)
+    assert torch.equal(good.long(), train_half.labels)  # labels stand beside their texts
+    assert not train_half.wrong.any()
+    first, _, _ = tasks.load(tasks.TASKS["sst2"], model, bundle)
+    assert len(first) == 25
+
+
+def test_a_fifth_of_bankings_labels_is_wrong_and_the_test_set_is_clean(bundle):
+    parts = tasks.load(tasks.TASKS["banking77"], bundle / "model", bundle)
+    assert sum(int(part.wrong.sum()) for part in parts[:2]) == round(0.2 * 308)
+    assert int(parts[2].wrong.sum()) == 0
+    assert set(parts[2].labels.tolist()) == set(range(77))
+
+
+def test_missing_texts_are_named(tmp_path, bundle):
+    with pytest.raises(FileNotFoundError, match=r"sst2 \(train\.tsv\) was expected at"):
+        tasks.load(tasks.TASKS["sst2"], bundle / "model", tmp_path)
+
+
+def test_the_bundle_holds_the_texts_and_half_the_weights(bundle, tmp_path):
+    path = Path(__file__).parents[1] / "tools" / "pack_language.py"
+    pack = runpy.run_path(str(path))
+    for name, files in (
+        ("SST-2", ["train.tsv", "dev.tsv"]),
+        ("banking77", ["train.csv", "test.csv"]),
+    ):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for file in files:
+            shutil.copy(bundle / name / file, tmp_path / "in" / name / file)
+    shutil.copytree(bundle / "cola", tmp_path / "in" / "cola")
+    pack["pack_texts"](tmp_path / "in", tmp_path / "out")
+    task = tasks.TASKS["sst2"]
+    before, after = (
+        tasks.load(task, bundle / "model", where) for where in (bundle, tmp_path / "out")
+    )
+    assert torch.equal(before[0].tokens, after[0].tokens)
+    with pytest.raises(SystemExit, match="has no texts; give the folder that holds CoLA as --data"):
+        pack["pack_texts"](tmp_path / "out" / "model", tmp_path / "out")
+
+
+def test_the_paper_has_its_methods_and_the_fair_protocol_both_ways_to_count():
+    found = list(cells.paper(["cola"], [0, 1]))
+    assert len(found) == len(set(found)) == 2 * 8
+    timed = list(cells.fair(["cola"], [0], 40.0))
+    assert len(timed) == len({cell.key() for cell in timed}) == 5
+
+
+def test_matthews_correlation():
+    guess, label = torch.tensor([1, 1, 0, 0, 1, 0]), torch.tensor([1, 0, 0, 0, 1, 1])
+    tp, tn, fp, fn = 2, 2, 1, 1
+    by_hand = (tp * tn - fp * fn) / ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
+    assert train.matthews(guess.double(), label.double()) == pytest.approx(by_hand)
+    assert train.matthews(torch.ones(4).double(), torch.tensor([0, 1, 0, 1]).double()) == 0.0
+
+
+def test_biases_and_norms_do_not_decay(bench):
+    model = bench.make(tasks.TASKS["cola"])
+    deep, flat = train.parameters(model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert all("LayerNorm" in names[id(p)] or "bias" in names[id(p)] for p in flat["params"])
+    assert not any("LayerNorm" in names[id(p)] or "bias" in names[id(p)] for p in deep["params"])
+    assert (deep["weight_decay"], flat["weight_decay"]) == (0.02, 0.0)
+
+
+def test_the_small_model_has_two_layers_of_the_same_weights(bench):
+    small, same = (bench.make(tasks.TASKS["cola"], size) for size in ("small", "same"))
+    assert len(small.bert.encoder.layer) == 2
+    assert len(same.bert.encoder.layer) == 3
+    one, other = (m.bert.encoder.layer[0].attention.self.query.weight for m in (small, same))
+    assert torch.equal(one, other)
+    assert one.dtype == torch.float32
+
+
+def test_svp_trains_on_the_tenth_of_highest_entropy(bench):
+    cell = cells.Cell("cola", "svp", 0)
+    half = bench.texts(tasks.TASKS["cola"])[0]
+    rows = train.kept(cell, bench, half)
+    assert len(rows) == 65
+    proxy = bench.proxy(tasks.TASKS["cola"], "same").eval()
+    with torch.no_grad():
+        batch = half.rows(torch.arange(650))
+        batch.pop("labels")
+        p = proxy(**batch).logits.softmax(1)
+    entropy = torch.distributions.Categorical(p).entropy()
+    assert entropy[rows].min() >= entropy.sort(descending=True).values[64] - 1e-5
+    run = train.Run(cell, bench, 3)
+    seen = []
+    run.select.on_scores.append(lambda step, stats, chosen: seen.extend(chosen.index.tolist()))
+    for _ in range(2):
+        run.step()
+    assert len(seen) == 64
+    assert set(seen) <= set(rows.tolist())
+
+
+def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, capsys):
+    out = tmp_path / "language" / "runs.jsonl"
+    common = [
+        "--data",
+        str(bundle),
+        "--store",
+        str(tmp_path / "il"),
+        "--out",
+        str(out),
+        "--seeds",
+        "0",
+        "--tasks",
+        "cola",
+        "--il-epochs",
+        "1",
+    ]
+    command.main(["paper", *common, "--epochs", "1"])
+    lines = list(records.read(out))
+    assert [line["cell"]["method"] for line in lines] == [*cells.PAPER_METHODS, "rho"]
+    for line in lines:
+        assert line["steps"] == 3  # 650 rows: 320, 320 and 10 candidates
+        assert line["trained"] == 65
+        assert line["curve"][-1][0] == 3
+        scores = line["cell"]["method"] in ("loss", "grad_norm", "grad_norm_is", "rho")
+        assert line["scored"] == (650 if scores else 0)
+    capsys.readouterr()
+    command.main(["paper", *common, "--epochs", "1"])
+    assert "0 runs to do" in capsys.readouterr().out
+    command.main(["fair", *common, "--budget", "0.5"])
+    timed = [line for line in records.read(out) if line["cell"]["budget"]]
+    assert len(timed) == 5
+    by_arm = {(line["cell"]["method"], line["cell"]["il_counts"]): line["steps"] for line in timed}
+    assert by_arm["rho", True] <= by_arm["rho", False]
+    command.main(["report", "--out", str(out)])
+    page = (out.parent / "README.md").read_text()
+    assert "Equal wall clock" in page
+    assert str(tmp_path) not in page
+
+
+def line_of(method, curve, seed=0, task="cola", **cell):
+    made = {"task": task, "method": method, "seed": seed, **cell}
+    about = {"device": "x", "torch": "1", "date": "2022-07-17", "command": "python -m x"}
+    return {
+        "cell": made,
+        "steps_an_epoch": 10,
+        "steps": 40,
+        "curve": curve,
+        "il_seconds": 5.0,
+        **about,
+    }
+
+
+def test_the_page_counts_epochs_and_says_what_was_never_reached():
+    lines = [
+        line_of("uniform", [[10, 0.70, 0.1], [20, 0.76, 0.2], [40, 0.74, 0.3]]),
+        line_of("uniform", [[10, 0.60, 0.1], [20, 0.70, 0.2], [40, 0.72, 0.5]], seed=1),
+        line_of("rho", [[10, 0.81, 0.4], [40, 0.79, 0.6]]),
+    ]
+    rows = {line.split(" | ")[0]: line for line in report.page(lines).splitlines()}
+    ends = "73.0 (72.0-74.0) | 74.0 (72.0-76.0) | 40.0 (30.0-50.0)"
+    assert rows["| uniform"] == f"| uniform | 2 | 2.0, NR in 1 | NR | {ends} | 34 / NR (76) |"
+    assert rows["| RHO-LOSS"] == "| RHO-LOSS | 1 | 1.0 | 1.0 | 79.0 | 81.0 | 60.0 | 3 / 39 (80) |"
+
+
+def test_a_budget_that_the_irreducible_losses_used_up_is_told():
+    lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True) | {"steps": 0}]
+    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | NR | NR |" in report.page(lines)

@@ -1,0 +1,111 @@
+"""Cells on data that is read file by file: a tiny Clothing-1M, an ordinary loop, the same lines."""
+
+import functools
+
+import pytest
+import torch
+from fixtures_clothing import write_clothing1m
+from torch import nn
+
+from experiments.bench.cell import Cell
+from experiments.bench.run import Bench, done, run
+from experiments.bench.streaming import Loop
+from experiments.models import MODELS
+from rholoss.errors import RholossError
+
+NUM = 60
+BASE = {
+    "dataset": "clothing1m",
+    "labels": "human",
+    "model": "tiny224",
+    "n_b": 2,
+    "n_B": 20,
+    "epochs": 2,
+}
+
+
+def tiny(num_classes):
+    return nn.Sequential(
+        nn.AvgPool2d(56), nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, num_classes)
+    )
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny224", tiny)
+    keys = [f"images/{i}.jpg" for i in range(NUM)]
+    noisy = {key: i % 14 for i, key in enumerate(keys[:40])}
+    clean = {key: i % 14 for i, key in enumerate(keys[40:], 40)}
+    lists = {"noisy_train": keys[:40], "clean_train": keys[40:46], "clean_val": keys[46:48]}
+    return write_clothing1m(tmp_path, noisy, clean, {**lists, "clean_test": keys[48:]})
+
+
+@pytest.fixture
+def loop(root, tmp_path):
+    return functools.partial(Loop, root=root, folder=tmp_path / "il", num_workers=0, il_epochs=2)
+
+
+@pytest.mark.parametrize("method", ["uniform", "rho", "grad_norm_is"])
+def test_a_run_from_end_to_end(root, tmp_path, method, loop, monkeypatch):
+    il = "tiny224, noisy holdout" if method == "rho" else "none"
+    cell = Cell(**BASE, method=method, il=il)
+    bench = Bench(root)
+    monkeypatch.setattr(bench, "start", loop)
+    assert run(bench, [("try", cell)], tmp_path / "out", progress=False) == 1
+    (line,) = done(tmp_path / "out").values()
+    assert Cell.of(line) == cell
+    assert line["steps_per_epoch"] == 2  # 48 rows, 20 candidates
+    assert line["steps"] == 4
+    assert [step for step, _ in line["eval"]] == [2, 4]
+    assert line["trained"] == 8
+    assert line["scored"] == (0 if method == "uniform" else 80)
+    assert len(line["shares"]["correct"]) == 2
+    assert len(line["per_class"]) == 14
+    assert (line["il_fit"] is None) == (il == "none")
+
+
+def test_shares_are_of_what_was_trained_on(loop):
+    current = loop(Cell(**BASE))
+    right = []
+    forward = current.model.forward
+
+    def watched(x):
+        logits = forward(x)
+        if torch.is_grad_enabled():
+            right.append(logits.argmax(1))
+        return logits
+
+    current.model.forward = watched
+    labels = []
+    select = current.select
+
+    def noted(model, batch):
+        index, x, y = select(model, batch)
+        labels.append(y)
+        return index, x, y
+
+    noted.reduce = select.reduce
+    current.select = noted
+    current.advance()
+    assert current.step == 2
+    expected = (torch.cat(right) == torch.cat(labels)).float().mean()
+    assert current.shares()["correct"] == [pytest.approx(float(expected))]
+
+
+def test_the_bench_starts_an_ordinary_loop_for_it(root):
+    assert isinstance(Bench(root).start(Cell(**BASE)), Loop)
+
+
+def test_what_streamed_data_cannot_do_is_told(loop):
+    with pytest.raises(RholossError, match="'svp', which needs resident data"):
+        loop(Cell(**BASE, method="svp", il="tiny224, noisy holdout"))
+    with pytest.raises(RholossError, match="clothing1m has a noisy holdout only"):
+        loop(Cell(**BASE, method="rho", il="tiny224, cross-fit"))
+
+
+def test_torchvision_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
+    with pytest.raises(
+        ImportError, match="'resnet50' for large images is torchvision's: pip install"
+    ):
+        MODELS["imagenet_resnet50"](14)
