@@ -4,6 +4,7 @@ from torch import nn
 
 from rholoss.engine import Resident, fit_resident, losses_of, one_cycle
 from rholoss.errors import RholossError
+from rholoss.il.split import folds
 
 
 def make_model():
@@ -92,3 +93,21 @@ def test_score_or_folds(points):
         RholossError, match="Pass either `score`, the points to be scored, or `folds`"
     ):
         fit_resident(make_model, data)
+
+
+def test_folds_that_are_fitted_side_by_side_are_what_each_would_be_alone(points):
+    x, y, _ = points
+    data = Resident(x[:600], y[:600], device="cpu")
+    crossed = fit_resident(make_model, data, folds=3, seed=5, epochs=4, batch_size=16)
+    fold = torch.as_tensor(folds(data.ids.numpy(), 3, 5))
+    for number in range(3):
+        rows, others = ((fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0])
+        alone = fit_resident(
+            make_model,
+            data.take(others),
+            score=data.take(rows),
+            seed=5 + number,
+            epochs=4,
+            batch_size=16,
+        )
+        assert torch.equal(alone.lookup(rows), crossed.lookup(rows))

@@ -18,6 +18,8 @@ from rholoss.il.store import Irreducible
 from rholoss.losses import TASKS
 from rholoss.modes import PRECISIONS, own_autocast, scoring_mode
 
+CHUNK = 25  # steps of one fit before the next has its turn
+
 
 def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[int], float]:
     """A learning rate that rises to `peak` and then falls to zero, both along straight lines."""
@@ -80,8 +82,8 @@ def fit_resident(
             f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
         )
     started = time.perf_counter()
-    fit = functools.partial(
-        _fit_and_score,
+    make = functools.partial(
+        _Fit,
         make_model,
         epochs=epochs,
         batch_size=batch_size,
@@ -91,16 +93,23 @@ def fit_resident(
         compile=compile,
         evaluations=evaluations,
     )
-    target = data if score is None else score
-    values = torch.full((len(target),), torch.nan, device=data.device)
-    if folds is None:
-        values[:] = fit(data, target, seed=seed)
+    values = torch.full((len(score if score is not None else data),), torch.nan, device=data.device)
+    fits: list[tuple[Tensor, _Fit]] = []  # with the rows that each scores
+    if score is not None:
+        fits.append((torch.arange(len(score), device=data.device), make(data, score, seed=seed)))
     else:
+        assert folds is not None
         fold = torch.as_tensor(fold_of(data.ids.cpu().numpy(), folds, seed), device=data.device)
         for number in range(folds):
-            rows = (fold == number).nonzero().flatten()
-            others = (fold != number).nonzero().flatten()
-            values[rows] = fit(data.take(others), data.take(rows), seed=seed + number)
+            rows, others = (fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0]
+            fits.append((rows, make(data.take(others), data.take(rows), seed=seed + number)))
+    while not all(
+        fit.finished for _, fit in fits
+    ):  # side by side: one small model leaves a GPU half idle
+        for _, fit in fits:
+            fit.advance()
+    for rows, fit in fits:
+        values[rows] = fit.lowest()
     losses = values.cpu()
     split = {"folds": folds, "seed": seed} if folds else None
     return Irreducible.from_losses(
@@ -109,40 +118,64 @@ def fit_resident(
     )  # fmt: skip
 
 
-def _fit_and_score(
-    make_model: Callable[[], nn.Module],
-    data: Resident | Streamed,
-    score: Resident | Streamed,
-    *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    loss: str,
-    precision: str | None,
-    compile: bool,
-    evaluations: int,
-    seed: int,
-) -> Tensor:
-    batch_size = min(batch_size, len(data))
-    per_epoch = len(data) // batch_size
-    total = epochs * per_epoch
-    with torch.random.fork_rng([data.device] if data.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        model = make_model()
-    if data.images:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    trainer = Trainer(
-        model, data, total_steps=total, method="uniform", candidates=batch_size, keep=1.0,
-        learning_rate=one_cycle(learning_rate, total), loss=loss, precision=precision, compile=compile,
-        seed=seed,
-    )  # fmt: skip
-    best: Tensor | None = None
-    for epoch in range(epochs):
-        trainer.train(per_epoch)
-        if epoch >= epochs - evaluations:
-            loss_N = losses_of(trainer.model, score, loss=loss, precision=precision)
-            if best is None or loss_N.mean() < best.mean():
-                best = loss_N
-    trainer.flush()
-    assert best is not None
-    return best
+class _Fit:
+    """One model on its way, on a stream of its own."""
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        data: Resident | Streamed,
+        score: Resident | Streamed,
+        *,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        loss: str,
+        precision: str | None,
+        compile: bool,
+        evaluations: int,
+        seed: int,
+    ) -> None:
+        batch_size = min(batch_size, len(data))
+        self.per_epoch = len(data) // batch_size
+        self.total = epochs * self.per_epoch
+        self.first_look = (epochs - evaluations) * self.per_epoch
+        cuda = data.device.type == "cuda"
+        with torch.random.fork_rng([data.device] if cuda else []):
+            torch.manual_seed(seed)
+            model = make_model()
+        if data.images:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.trainer = Trainer(
+            model, data, total_steps=self.total, method="uniform", candidates=batch_size, keep=1.0,
+            learning_rate=one_cycle(learning_rate, self.total), loss=loss, precision=precision,
+            compile=compile, seed=seed,
+        )  # fmt: skip
+        self.look = functools.partial(losses_of, model, score, loss=loss, precision=precision)
+        self.found: list[Tensor] = []
+        self.stream = torch.cuda.Stream(data.device) if cuda else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(data.device))
+
+    @property
+    def finished(self) -> bool:
+        return self.trainer.step == self.total
+
+    def advance(self) -> None:
+        """Some steps of an epoch; after one of the last epochs, a look at the points to be scored."""
+        if self.finished:
+            return
+        trainer = self.trainer
+        left = self.per_epoch - trainer.step % self.per_epoch
+        with torch.cuda.stream(self.stream):
+            trainer.train(min(CHUNK, left))
+            if trainer.step % self.per_epoch == 0 and trainer.step > self.first_look:
+                self.found.append(self.look())
+
+    def lowest(self) -> Tensor:
+        """The losses of the look whose mean was lowest."""
+        with torch.cuda.stream(self.stream):
+            self.trainer.flush()
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        return min(self.found, key=lambda loss_N: float(loss_N.mean()))
