@@ -141,6 +141,9 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": str(datetime.date.today()),
+        "started": datetime.datetime.now().isoformat(
+            timespec="minutes"
+        ),  # rows of one run go together
         "command": f"python benchmarks/bench_step.py --steps {arguments.steps}",
     }
     for name, (make, scored, trained) in table().items():

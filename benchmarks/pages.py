@@ -31,13 +31,24 @@ def where(row: dict[str, Any]) -> str:
 
 def step_page() -> list[str]:
     found = rows("step.jsonl")
-    ms = {row["row"]: row["ms"] for row in found}
     lines = [
         "# What a training step costs",
         "",
-        f"{where(found[0])} CIFAR ResNet-18, AdamW, bf16, data resident on the device, the step compiled and "
-        "captured as one CUDA graph (`rholoss.engine.Trainer`); medians, evaluation excluded. Rows: "
+        "CIFAR ResNet-18, AdamW, bf16, data resident on the device, the step compiled and captured as one CUDA graph "
+        "(`rholoss.engine.Trainer`); medians, evaluation excluded. *Folded*: scored with BatchNorm's running statistics, folded into "
+        "the convolutions (`scoring=Folded()`, `batch_norm='eval'`). *Overlapped*: scored beside training, one step stale. Rows: "
         "[step.jsonl](step.jsonl).",
+    ]
+    for started in sorted({row["started"] for row in found}, reverse=True):
+        lines += ["", *_step_table([row for row in found if row["started"] == started])]
+    return lines
+
+
+def _step_table(found: list[dict[str, Any]]) -> list[str]:
+    """One run: ratios are taken within it."""
+    ms = {row["row"]: row["ms"] for row in found}
+    lines = [
+        f"{where(found[0])} Run of {found[0]['started'].replace('T', ', ')}.",
         "",
         "| step | ms | against uniform | of which scoring | FLOP floor at 790 TFLOP/s, ms | target |",
         "|---|---|---|---|---|---|",
