@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full compat lint clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,11 @@ test: lint
 # Slow things: faults and other versions. Their output is committed.
 test-full: lint
 	$(BIN)/pytest -m full -s tests/full 2>&1 | tee tests/full/output.txt
+
+# The integrations against the oldest and newest versions of the frameworks, in environments that are
+# thrown away (minutes, gigabytes). The output is committed: tests/full/compat_*.txt
+compat:
+	$(PYTHON) tools/compat.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

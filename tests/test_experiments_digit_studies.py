@@ -128,7 +128,9 @@ def test_a_run_of_the_digits_from_end_to_end(digits, tmp_path, method, il):
         2 * per_epoch,
     ]
     assert line["trained"] == 8 * 2 * per_epoch
-    assert line["scored"] == (400 * 2 // 40 * 40 if method in ("rho", "grad_norm_is", "bald") else 0)
+    assert line["scored"] == (
+        400 * 2 // 40 * 40 if method in ("rho", "grad_norm_is", "bald") else 0
+    )
     if method == "rho":
         assert line["eval"][-1][1] > 30  # it learns something in these 20 steps
     assert len(line["shares"]["corrupted"]) == 2

@@ -206,6 +206,20 @@ def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, cap
     assert str(tmp_path) not in page
 
 
+def test_processes_share_the_runs_whatever_is_done_meanwhile(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(command, "_run", lambda a, cells: taken.append(cells))
+    out = tmp_path / "runs.jsonl"
+    common = ["paper", "--tasks", "cola", "--seeds", "0", "--out", str(out), "--side-by-side", "3"]
+    command.main([*common, "--part", "0"])
+    first = taken[0][0]
+    records.append(out, {"cell": vars(first)})  # done before the second process looks
+    command.main([*common, "--part", "1"])
+    command.main([*common, "--part", "2"])
+    everything = [cell for cells_ in taken for cell in cells_]
+    assert sorted(everything, key=str) == sorted(cells.paper(["cola"], [0]), key=str)
+
+
 def line_of(method, curve, seed=0, task="cola", **cell):
     made = {"task": task, "method": method, "seed": seed, **cell}
     about = {"device": "x", "torch": "1", "date": "2022-07-17", "command": "python -m x"}

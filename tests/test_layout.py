@@ -34,20 +34,24 @@ ROOMS = {
     "guard": "core",
     "noise": "core",
     "progress": "core",
+    "distributed": "core data",
     "sources": "core data losses",
+    "arguments": "core schedules sources",
     "ledger": "core steplog",
     "sampler": "core data picks",
     "modes": "core",
     "scoring": "core data losses modes quantities",
-    "il": "core data losses scoring sources progress il",
+    "streams": "core data distributed sources",
+    "il": "core data distributed losses scoring sources progress streams il",
     "selector": (
-        "core data methods scoring schedules ledger guard losses quantities sampler sources steplog"
+        "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
+        "arguments distributed"
     ),
     "coreset": "core data methods scoring losses il progress",
     "timing": "core data methods modes scoring losses il progress",
     "advise": "core ledger timing",
 }
-ENDS = {"demo", "report", "cli"}  # may import anything; nobody else imports them
+ENDS = {"demo", "report", "cli", "integrations"}  # may import anything; nobody else imports them
 ROOMS["engine"] = " ".join([*ROOMS, "engine"])
 ROOMS["__init__"] = " ".join([*ROOMS])
 LIBRARIES = {"torch", "numpy"}  # what importing the package may import
@@ -63,9 +67,11 @@ TESTED_BY = {
     "il/parquet": "il_store",
     "il/partial": "il_fit",
     "il/points": "il_fit",
+    "il/ranks": "il_spread",
     "il/score": "il_fit",
     "il/train": "il_fit",
     "il/views": "il_fingerprint",
+    "arguments": "selector",
     "errors": "layout",
     "modes": "scoring",
 }

@@ -121,8 +121,8 @@ def seconds(lines: Sequence[Line]) -> str:
     fit = statistics.fmean(line["il_cpu_seconds"] for line in timed)
     chain = statistics.fmean(line["cpu_seconds"] for line in timed)
     return (
-        f"Reading A takes {fit:.0f} s of one core to fit the IL models of a seed and {chain:.0f} s for the chain, so "
-        f"{3 * (fit + chain) / 60:.0f} minutes for three seeds on one idle core."
+        f"Reading A takes {fit:.0f} s of CPU time to fit the IL models of a seed and {chain:.0f} s for the chain: "
+        f"{3 * (fit + chain) / 60:.0f} minutes for three seeds. Clock times in the lines are those of a busy machine."
     )
 
 

@@ -31,6 +31,8 @@ def main(words: list[str] | None = None) -> None:
         else fair(a.tasks, a.seeds, a.budget)
     )
     cells = [cell for cell in cells if not a.methods or cell.method in a.methods]
+    if a.part is not None:  # before looking at what is done, which the others add to meanwhile
+        cells = cells[a.part :: a.side_by_side]
     have = {cell_of(record).key() for record in records.read(RESULTS, a.out)}
     cells = [cell for cell in cells if cell.key() not in have]
     print(f"{len(cells)} runs to do", flush=True)
@@ -79,8 +81,6 @@ def _run(a: argparse.Namespace, cells: list[Cell]) -> None:
     from experiments.language.train import run_cell
 
     bench, started = _bench(a), time.perf_counter()
-    if a.part is not None:
-        cells = cells[a.part :: a.side_by_side]
     for cell in cells:
         if time.perf_counter() - started > a.seconds:
             print("out of time", flush=True)

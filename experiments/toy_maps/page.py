@@ -74,7 +74,7 @@ def page(lines: list[dict[str, Any]]) -> list[str]:
         f"the picks in the last phase, where the data has {100 * SHARES[2]:.0f} and {100 * SHARES[3]:.0f} %. Selection is for the time in which there is "
         "something to learn.",
         "",
-        "The problem was made up to show these four kinds apart; it is an explanation, not evidence. Evidence is in the other studies.",
+        "The problem was made up to show these four kinds apart (its geometry, phases and IL width were changed twice until they did); it is an explanation, not evidence. Evidence is in the other studies.",
         "",
         f"`{about['command']}`; {about['device']}, torch {about['torch']}, Python {about['python']}, {about['date']}; "
         f"{about['seconds']:.0f} s a seed. Rows: [runs.jsonl](runs.jsonl).",

@@ -12,6 +12,7 @@ from rholoss.methods import METHODS, boltzmann
 from rholoss.schedules import annealed, constant, warm_up, window
 from rholoss.scoring import Scorer
 from rholoss.selector import Selector
+from rholoss.streams import Stream
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "Selection",
     "Selector",
     "Stats",
+    "Stream",
     "WithIndex",
     "WithIrreducible",
     "annealed",

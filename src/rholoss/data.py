@@ -33,7 +33,8 @@ def is_record(item: Any) -> bool:
     return dataclasses.is_dataclass(item) and not isinstance(item, type)
 
 
-def _attach(item: Any, index: Any) -> Any:
+def attach(item: Any, index: Any) -> Any:
+    """The item with its id (and irreducible loss) in front, or as entries of a dict."""
     if isinstance(item, Mapping):
         if INDEX in item:
             raise RholossError(
@@ -60,13 +61,13 @@ class _View(Dataset[Any]):
         return len(self.ids)
 
     def __getitem__(self, position: int) -> Any:
-        return _attach(self.dataset[position], self._keys([position])[0])
+        return attach(self.dataset[position], self._keys([position])[0])
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
         # What a loader asks for: the whole batch at once, where the data set can do that.
         fetch = getattr(self.dataset, "__getitems__", None)
         items = fetch(positions) if fetch else [self.dataset[position] for position in positions]
-        return [_attach(*pair) for pair in zip(items, self._keys(positions), strict=True)]
+        return [attach(*pair) for pair in zip(items, self._keys(positions), strict=True)]
 
     def __getattr__(self, name: str) -> Any:
         # `targets`, `classes` and the like of the data set inside.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,6 +32,31 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.get_submodule("_orig_mod")
         else:
             return model
+
+
+def scored_module(model: nn.Module) -> nn.Module:
+    """What to call for scoring: without DistributedDataParallel, which would broadcast buffers.
+
+    `torch.compile` inside of it stays; around it, it would bring the wrapper back.
+    """
+    while True:
+        inner = model.get_submodule("_orig_mod") if "_orig_mod" in model._modules else model
+        if not isinstance(inner, DistributedDataParallel):
+            return model
+        model = inner.module
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the whole weights that FSDP2 leaves in place for a backward pass that does not come.
+
+    Left there, they would be taken for those of the next step, after the optimizer changed the shards.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and in use if it was
+    if fsdp is None:
+        return
+    for module in submodules(model):
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
 
 
 def submodules(model: nn.Module) -> list[nn.Module]:

@@ -34,7 +34,8 @@ class CandidateBatches(Sampler[list[int]]):
     One epoch visits every row once as a candidate, in an order that is a function of (seed, epoch).
     Where the schedule chooses uniformly, the choice is made here, by the very draw that the selector
     would make, and only the chosen rows are loaded. Epoch and place in it follow from the selector's
-    step, so a resumed run goes on with the next batch.
+    step, so a resumed run goes on with the next batch. Of several ranks each gets its part of a batch
+    of `ranks` x `batch_size` rows.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class CandidateBatches(Sampler[list[int]]):
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
+        ranks: tuple[int, int] = (0, 1),
     ) -> None:
+        self.rank, self.ranks = ranks  # number of this one, and of all
         self.ids = ids_of_rows(dataset)
-        smallest = batch_size if drop_last else 1
+        smallest = batch_size * self.ranks if drop_last else 1
         if batch_size < 1 or len(self.ids) < smallest:
             raise RholossError(
                 f"`batch_size` is {batch_size} and the data set has {len(self.ids)} rows, which gives "
@@ -65,13 +68,22 @@ class CandidateBatches(Sampler[list[int]]):
         self._step, self._choose = step, choose
 
     def __len__(self) -> int:
-        rows = len(self.ids)
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        rows, whole = len(self.ids), self.batch_size * self.ranks
+        return rows // whole if self.drop_last else -(-rows // whole)
 
     def rows_at(self, step: int) -> int:
-        """Number of candidates at a step."""
-        start = (step % len(self)) * self.batch_size
-        return min(self.batch_size, len(self.ids) - start)
+        """Number of candidates at a step, of this rank."""
+        return len(self._places(step % len(self)))
+
+    def _places(self, batch: int) -> range:
+        """Where this rank's part of a batch of all ranks stands in the order."""
+        start = batch * self.batch_size * self.ranks
+        rows = min(self.batch_size * self.ranks, len(self.ids) - start)
+        if rows < self.ranks:  # a rank without a row would keep the others waiting: repeat one
+            return range(start + self.rank % rows, start + self.rank % rows + 1)
+        each, more = divmod(rows, self.ranks)
+        first = start + self.rank * each + min(self.rank, more)
+        return range(first, first + each + (self.rank < more))
 
     def _order(self, epoch: int) -> Tensor:
         if not self.shuffle:
@@ -83,7 +95,8 @@ class CandidateBatches(Sampler[list[int]]):
         order = self._order(epoch)
         for place in range(done, len(self)):
             step = epoch * len(self) + place
-            rows = order[place * self.batch_size :][: self.rows_at(step)]
+            places = self._places(place)
+            rows = order[places.start : places.stop]
             if isinstance(self.ids, list):
                 ids: Any = [self.ids[row] for row in rows.tolist()]
             else:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rholoss import data, losses
@@ -27,6 +26,8 @@ from rholoss.modes import (
     kept_buffers,
     kept_random_state,
     own_autocast,
+    reshard,
+    scored_module,
     scoring_mode,
     unwrapped,
 )
@@ -96,7 +97,7 @@ class Scorer:
         Returns a [rows] float32 tensor for each.
         """
         base = unwrapped(model)
-        run: Any = model.module if isinstance(model, DistributedDataParallel) else model
+        run: Any = scored_module(model)
         if eager or self.compile:
             run = base if eager else self._compiled_copy(base)
         draws = self.draws if needs & MONTE_CARLO else 1
@@ -110,13 +111,14 @@ class Scorer:
             kept_buffers(base, self._protected),
             own_autocast(device, self.dtype),
         ):
-            if chunk == rows:
-                return self.forward(run, batch, rows, needs, draws)
             parts = []
             for start in range(0, rows, chunk):
                 stop = min(start + chunk, rows)
-                part = _cut(batch, rows, slice(start, stop))
+                part = batch if chunk == rows else _cut(batch, rows, slice(start, stop))
                 parts.append(self.forward(run, part, stop - start, needs, draws))
+        reshard(base)
+        if len(parts) == 1:
+            return parts[0]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def forward(

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rholoss import core, data, methods
+from rholoss.arguments import FLUSH_STEPS, check_arguments, check_rows, check_state
 from rholoss.core import Method, Selection, Stats
+from rholoss.distributed import Ranks, place
 from rholoss.errors import RholossError
 from rholoss.guard import Guard
 from rholoss.ledger import Ledger, Watched
@@ -20,10 +22,9 @@ from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import Source, TableSource, as_source, known_on_host
+from rholoss.sources import TableSource, as_source, known_on_host
 from rholoss.steplog import Chosen, StepLog
 
-FLUSH_STEPS = 100  # errors on a device are told at most so many steps late
 STATE_VERSION = 1
 
 Tap = Callable[[int, Stats, "Chosen"], None]
@@ -56,6 +57,8 @@ class Selector:
         on_scores: functions (step, stats, chosen) that may look, for TensorBoard and the like.
         auto_off: stop scoring once selection has cost more than this many times everything else.
         il_runs: how many runs share the cost of the irreducible losses.
+        choice: with several ranks, 'local' (each among its own candidates, nothing is exchanged) or
+            'global' (what one process with all candidates would choose); see `rholoss.distributed`.
     """
 
     def __init__(
@@ -82,11 +85,12 @@ class Selector:
         on_scores: Iterable[Tap] = (),
         auto_off: float | None = None,
         il_runs: int = 1,
+        choice: str = "local",
     ) -> None:
         self.method = methods.by_name(method)
         self.source = as_source(irreducible)
         self.schedule = schedule or constant()
-        _check_arguments(self.method, self.source, self.schedule, keep, k, flush_every)
+        check_arguments(self.method, self.source, self.schedule, keep, k, flush_every)
         self.keep, self.k = 1.0 if keep is None else keep, k
         self.scorer = Scorer(
             loss,
@@ -102,7 +106,8 @@ class Selector:
         self.shared, self.seed = tuple(shared), seed
         self.flush_every, self.auto_off = flush_every, auto_off
         self.on_scores = list(on_scores)
-        self.log = StepLog(log)
+        self.ranks = Ranks(choice)
+        self.log = StepLog(self.ranks.own_path(log))
         self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)), il_runs)
         self.guard = Guard()
         self.step = 0
@@ -115,39 +120,65 @@ class Selector:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""
-        if not self._checked:
-            self.log.check_new(self.step)
         device, phase = data.device_of(model), self._phase(self.step)
         generator = core.step_generator(self.seed, self.step)
         with self.ledger.timed(device, dry_run=not self._checked):
-            ids = self.find_index(batch)
-            rows = len(ids)
-            candidates = self._candidates(rows, phase)
-            k = rows if rows < candidates else self._num_selected(rows)
-            loss_B = self._irreducible_on_host(ids, batch, phase)
+            with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
+                if not self._checked:
+                    self.log.check_new(self.step)
+                ids = self.find_index(batch)
+                rows = len(ids)
+                candidates = self._candidates(rows, phase)
+                k = rows if rows < candidates else self._num_selected(rows)
+                loss_B = self._irreducible_on_host(ids, batch, phase)
+                moves = self.ranks.chooses_together and rows == candidates
+                self.ranks.tell(told, ids, k, batch, self.shared, self._same(), moves)
             batch = data.to_device(batch, device)
-            stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
-            selection, score_B = self._choose(stats, k, phase, generator)
-            if score_B is not None:
-                unsure = None if checked else stats.measured.get("irreducible_loss")
-                enough = 1 if getattr(self.method.pick, "replacement", False) else k
-                self.guard.observe(ids, unsure, score_B, enough)
-                if device.type == "cpu" or not self._checked:
-                    self.guard.read()
-            position = selection.position.to(device, non_blocking=True)
-            training = data.take(batch, position, rows, self.shared)
+            with self.ranks.together(not self._checked):
+                stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
+            stats, k = self.ranks.whole(stats, k, told)
+            with self.ranks.together(not self._checked):
+                selection, score_B = self._choose(stats, k, phase, generator)
+                if score_B is not None:
+                    unsure = None if checked else stats.measured.get("irreducible_loss")
+                    enough = 1 if getattr(self.method.pick, "replacement", False) else k
+                    self.guard.observe(stats.index, unsure, score_B, enough)
+                    if device.type == "cpu" or not self._checked:
+                        self.guard.read()
+            selection = Selection(
+                selection.position.to(device, non_blocking=True), selection.weight
+            )
+            training, selection = self.ranks.share(batch, selection, rows, told, self.shared)
+            position = selection.position
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self._body(training), selection.weight)
         # A function of the user's may not be one of the rows.
         found = self.find_index is data.find_index
-        index = data.find_index(training) if found else data.take(ids, position, rows)
+        index = (
+            data.find_index(training)
+            if found
+            else data.take(stats.index, position, len(stats.index))
+        )
         chosen = Chosen(index, position, selection.weight, score_B)
         draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
         scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
-        self.ledger.count(candidates, rows, k, scored, scored * draws)
+        self.ledger.count(candidates, rows, len(position), scored, scored * draws)
         self._finish(stats, chosen)
         return training
+
+    def _same(self) -> dict[str, Any]:
+        """What must be the same on all ranks; asked at the first call."""
+        if self._checked or self.ranks.size == 1:
+            return {}
+        return {
+            "`choice`": self.ranks.choice,
+            "`method`": self.method.name,
+            "`keep` and `k`": (self.keep, self.k),
+            "`seed`": self.seed,
+            "the number of steps done": self.step,
+            "the irreducible losses": None if self.source is None else self.source.digest(),
+        }
 
     def _phase(self, step: int) -> Phase:
         phase = Phase(score=False) if self.off else self.schedule(step)
@@ -162,13 +193,7 @@ class Selector:
         return self._sampler.rows_at(self.step) if self._sampler and not phase.score else rows
 
     def _num_selected(self, rows: int) -> int:
-        if rows == 0:
-            raise RholossError("The candidate batch is empty; check the data set and the sampler.")
-        if self.k is not None and self.k > rows:
-            raise RholossError(
-                f"`k`={self.k} is larger than the candidate batch of {rows}. Make the loader's batch "
-                "larger, pass drop_last=True to it if this is the last batch, or use `keep`."
-            )
+        check_rows(rows, self.k)
         return self._share(rows)
 
     def _share(self, rows: int) -> int:
@@ -332,6 +357,7 @@ class Selector:
             shuffle=shuffle,
             drop_last=drop_last,
             seed=seed,
+            ranks=place(),
         )
         return self._sampler
 
@@ -343,6 +369,7 @@ class Selector:
             "version": STATE_VERSION,
             "method": self.method.name,
             "seed": self.seed,
+            "ranks": self.ranks.size,
             "step": self.step,
             "off": self.off,
             "not_finite": self.guard.not_finite,
@@ -353,40 +380,14 @@ class Selector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was saved; the log is cut back to that step."""
         live = self.source is not None and self.source.state_dict() is not None
-        saved = {**state, "live model": state.get("irreducible") is not None}
+        saved = {"ranks": 1, **state, "live model": state.get("irreducible") is not None}
         own = {"version": STATE_VERSION, "method": self.method.name, "live model": live}
-        for name in own:
-            if saved.get(name) != own[name]:
-                raise RholossError(
-                    f"The saved state has {name} {saved.get(name)!r}, but this selector has "
-                    f"{own[name]!r}; make the selector as it was when the state was saved."
-                )
+        if not self.ranks.chooses_together:  # else the choice does not depend on it
+            own["ranks"] = self.ranks.size
+        check_state(saved, own)
         self.seed, self.step, self.off = state["seed"], state["step"], state["off"]
         self.guard.not_finite = state["not_finite"]
         self.ledger.load_state_dict(state["ledger"])
         if self.source is not None and live:
             self.source.load_state_dict(state["irreducible"])
         self.log.rewind(self.step)
-
-
-def _check_arguments(
-    method: Method,
-    source: Source | None,
-    schedule: Schedule,
-    keep: float | None,
-    k: int | None,
-    flush_every: int,
-) -> None:
-    if (keep is None) == (k is None):
-        raise RholossError(f"Pass `keep` (a share) or `k` (a number); got keep={keep} and k={k}.")
-    if keep is not None and not 0 < keep <= 1:
-        raise RholossError(f"`keep` must be in (0, 1], but is {keep}; the paper has 0.1.")
-    if k is not None and k < 1:
-        raise RholossError(f"`k` must be at least 1, but is {k}.")
-    if not 1 <= flush_every <= FLUSH_STEPS:
-        raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every}.")
-    if schedule.drop and not isinstance(source, TableSource):
-        raise RholossError(
-            f"A schedule with `drop`={schedule.drop} needs a table of irreducible losses; pass "
-            "`irreducible=` what `fit_irreducible` returned, or drop=0."
-        )

@@ -8,6 +8,7 @@ the loader joined to the batch comes first.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from rholoss.errors import RholossError, UnmeasuredLossError
 from rholoss.losses import check_per_example
 
 SAMPLED_ROWS = 1_000_000  # enough for a threshold; a table may have a billion rows
+DIGEST_ROWS = 1024
 DEVICE_SHARE = 0.1  # of the free device memory that a table may take
 
 
@@ -38,6 +40,10 @@ class Source:
 
     def update(self, batch: Any, weight: Tensor | None = None) -> None:
         """Learn from the selected rows (and their importance weights): what a live model does."""
+
+    def digest(self) -> str | None:
+        """A short text that differs where other losses would be given; None where it is not known."""
+        return None
 
     def state_dict(self) -> dict[str, Any] | None:
         """What a resumed run needs; nothing for a table."""
@@ -157,6 +163,14 @@ class TableSource(Source):
                 "in the loader: `rholoss.WithIrreducible(dataset, irreducible)`."
             )
         return self.table.lookup(ids).to(device, non_blocking=True)
+
+    def digest(self) -> str | None:
+        """Number of rows and a checksum of up to 1,024 of them, evenly spaced."""
+        values = getattr(self.table, "values", self.table.dense)
+        if values is None or not len(values):
+            return None
+        some = values[:: max(1, len(values) // DIGEST_ROWS)].contiguous().numpy()
+        return f"{len(values):,} losses with checksum {zlib.crc32(some.tobytes()):08x}"
 
     def _fits(self, device: torch.device) -> bool:
         dense = self.table.dense

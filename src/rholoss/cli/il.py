@@ -12,8 +12,10 @@ import typer
 
 from rholoss.cli import objects, options
 from rholoss.cli.errors import Commands, when_stopped
+from rholoss.cli.ranks import ranks
 from rholoss.cli.show import show
 from rholoss.cli.weights import load_weights
+from rholoss.distributed import is_running
 from rholoss.errors import RholossError
 from rholoss.il.fit import fit_irreducible, score_irreducible
 from rholoss.il.store import Irreducible
@@ -100,6 +102,7 @@ def fit(
       rholoss il fit --holdout mytask:holdout --score mytask:train \\
                      --model mytask:small --out il/mytask
       rholoss il fit --folds 2 --score mytask:train --model mytask:small --out il/mytask
+      torchrun --nproc-per-node 8 -m rholoss il fit --folds 8 ...     eight processes share the work
     """
     if (holdout is None) == (folds is None):
         raise RholossError(
@@ -110,7 +113,7 @@ def fit(
         raise RholossError(f"--lr is {lr}; give a number above 0, e.g. 0.001.")
     make, points = objects.factory(model, "--model"), objects.dataset(score, "--score")
     trained_on = points if holdout is None else objects.dataset(holdout, "--holdout")
-    with when_stopped(AGAIN):
+    with when_stopped(AGAIN), ranks() as rank:
         made = fit_irreducible(
             make,
             trained_on,
@@ -129,8 +132,10 @@ def fit(
             labels=None if labels is None else objects.labels(labels, "--labels"),
             out=out,
             progress=not quiet,
+            ranks=is_running(),
         )
-    _report(made, out)
+    if rank == 0:
+        _report(made, out)
 
 
 @il.command(short_help="Measure with a model that is fitted already.")
@@ -139,7 +144,10 @@ def score(
         str, typer.Option(metavar="M:MODEL", help="The fitted model, or what makes one.")
     ],
     data: Annotated[
-        str, typer.Option(metavar="M:TRAIN", help="The points to measure, un-augmented.")
+        str,
+        typer.Option(
+            metavar="M:TRAIN", help="The points to measure, un-augmented; a data set or a Stream."
+        ),
     ],
     out: options.Out,
     weights: Annotated[
@@ -170,12 +178,13 @@ def score(
     Example:
       rholoss il score --model mytask:small --weights small.safetensors \\
                        --data mytask:train --out il/mytask
+      torchrun --nproc-per-node 8 -m rholoss il score ...     eight processes share the work
     """
-    made, points = objects.model(model, "--model"), objects.dataset(data, "--data")
+    made, points = objects.model(model, "--model"), objects.dataset(data, "--data", stream=True)
     if weights is not None:
         load_weights(made, weights)
     where = objects.device(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with when_stopped(AGAIN):
+    with when_stopped(AGAIN), ranks() as rank:
         measured = score_irreducible(
             made,
             points,
@@ -188,8 +197,10 @@ def score(
             out=out,
             seconds=seconds,
             progress=not quiet,
+            ranks=is_running(),
         )
-    _report(measured, out)
+    if rank == 0:
+        _report(measured, out)
 
 
 @il.command(short_help="Do the losses belong to this data set?")

@@ -23,6 +23,7 @@ from rholoss import losses
 from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.ids import Ids, as_ids
+from rholoss.streams import Stream
 
 SEE_WHERE = "Add --traceback to see where."
 
@@ -103,11 +104,13 @@ def call(made: Any, path: str, option: str) -> Any:
         raise _failed(option, path, "failed when it was called", error) from error
 
 
-def dataset(path: str, option: str) -> Any:
-    """A data set with rows, or what a function or class without arguments makes."""
+def dataset(path: str, option: str, *, stream: bool = False) -> Any:
+    """A data set with rows (or a stream, if allowed), or what a function without arguments makes."""
     found = load(path, option)
     if (isinstance(found, type) or not hasattr(found, "__getitem__")) and callable(found):
         found = call(found, path, option)
+    if stream and isinstance(found, Stream):
+        return found
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise RholossError(
             f"{option} {path} is a {type(found).__name__}, which is no data set: it needs `__len__` and "

@@ -76,7 +76,7 @@ def table_of(
     """A table of the losses of distinct ids, with the labels that the identity knows."""
     check_distinct(ids)
     keys = np.sort(hash_keys(ids)) if isinstance(ids, list) else None
-    rows = num_rows(ids, identity) if keys is None else len(keys)
+    rows = len(ids) if keys is not None else _rows_for(np.asarray(ids), identity)
     table = np.full(rows, np.nan, np.float32)
     about = {
         "rows": rows,
@@ -98,21 +98,24 @@ def table_of(
     return il
 
 
-def num_rows(ids: Ids, identity: Identity | None) -> int:
-    """Rows of the table for integer ids: all rows of the data set inside, if that is known."""
-    index = np.asarray(ids)
+def _rows_for(index: np.ndarray, identity: Identity | None) -> int:
     if index.min() < 0:
         raise RholossError(
             f"`ids` has negative numbers ({shown(index[index < 0])}); give row numbers from 0, or "
             "strings."
         )
-    rows = int(index.max()) + 1
-    if rows > LARGE_TABLE and rows > 100 * len(index):
+    return num_rows(int(index.max()), len(index), None if identity is None else identity.rows)
+
+
+def num_rows(highest: int, count: int, inside: int | None) -> int:
+    """Rows of the table for integer ids: all rows of the data set inside, if that is known."""
+    rows = highest + 1
+    if rows > LARGE_TABLE and rows > 100 * count:
         raise RholossError(
-            f"`ids` go up to {rows - 1:,} for only {len(index):,} points: a table by row number would "
+            f"`ids` go up to {rows - 1:,} for only {count:,} points: a table by row number would "
             "be nearly empty. Give them as strings: `[str(i) for i in ids]`."
         )
-    return rows if identity is None or identity.rows is None else max(rows, identity.rows)
+    return rows if inside is None else max(rows, inside)
 
 
 def library_version() -> str:

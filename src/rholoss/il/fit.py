@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial as partial_
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def fit_irreducible(
     out: Any = None,
     keep_weights: bool = True,
     progress: bool = True,
+    ranks: bool = False,
 ) -> Irreducible:
     """Train a (small) model on holdout data and measure the irreducible loss of each training point.
 
@@ -86,6 +88,8 @@ def fit_irreducible(
             were fitted are not fitted again, points that were scored not scored again.
         keep_weights: keep the fitted weights too, see `Irreducible.weights`.
         progress: show a progress bar.
+        ranks: fit folds and score points side by side on the ranks of the process group; call it on
+            every rank, with an `out` that all of them see.
     """
     numbers = {
         "epochs": epochs,
@@ -113,6 +117,14 @@ def fit_irreducible(
             "numbers": [folds, seed, numbers],
             **_about_training(model, settings),
         }
+        about = {"loss": named(loss), "transform": points.transform}
+        if ranks:
+            from rholoss.il import ranks as over_ranks
+
+            job["work"] = "fit over ranks"
+            fitted = over_ranks.Fit(data, points, members, settings, factory, labels, keep_weights)
+            told = partial_(_about_fits, members, folds, seed)
+            return over_ranks.fit(fitted, job, about, told, out, progress)
         partial = Partial(out, job, batch_size)
         value_n, fits = np.full(len(points.ids), np.nan, np.float32), []
         for number, member in enumerate(members):
@@ -123,7 +135,6 @@ def fit_irreducible(
             )
             fits.append(fit)
     weights = [fit.pop("state") for fit in fits]
-    about = {"loss": named(loss), "transform": points.transform}
     about |= _about_fits(members, folds, seed, fits)
     kept = weights if keep_weights else None
     return finish(value_n, points, identity, about, out=out, partial=partial, weights=kept)

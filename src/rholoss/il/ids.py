@@ -60,6 +60,14 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
     return np.fromiter((key_hash(key) for key in keys), np.uint64, len(keys))
 
 
+def check_bits(keys: Sequence[str]) -> np.ndarray:
+    """32 more bits of each key's hash, uint32 [n]: they tell two keys from one that came twice."""
+    digests = (hashlib.blake2b(key.encode(), digest_size=4).digest() for key in keys)
+    return np.fromiter(
+        (int.from_bytes(digest, "little") for digest in digests), np.uint32, len(keys)
+    )
+
+
 def check_distinct(ids: Ids, argument: str = "ids") -> None:
     """Raise if an id occurs twice, or if two string keys have the same hash."""
     codes = hash_keys(ids) if isinstance(ids, list) else ids

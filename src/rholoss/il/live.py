@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rholoss import data, losses
+from rholoss.distributed import average_gradients
 from rholoss.sources import Source
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -56,6 +57,7 @@ class LiveIrreducible(Source):
         with torch.enable_grad(), torch.autocast(data.device_of(self.model).type, enabled=False):
             loss_k = self.loss(self.model, batch)
             (loss_k if weight is None else loss_k * weight).mean().backward()
+        average_gradients(self.model.parameters())  # the ranks keep one model
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

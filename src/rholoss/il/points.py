@@ -52,7 +52,9 @@ class Loading:
     device: torch.device
 
 
-class _Rows(Dataset[Any]):
+class Rows(Dataset[Any]):
+    """The rows of a view at these positions."""
+
     def __init__(self, view: Any, position: np.ndarray) -> None:
         self.view, self.position = view, position
 
@@ -111,7 +113,7 @@ def loader_of(
     """A loader of these rows, in order or shuffled; a last batch of one row is not trained on."""
     # BatchNorm cannot train on one row; shuffling leaves out another one each time.
     alone = len(position) % loading.batch_size == 1 and len(position) > loading.batch_size
-    rows = _Rows(view, position)
+    rows = Rows(view, position)
     return DataLoader(
         rows,
         batch_size=loading.batch_size,

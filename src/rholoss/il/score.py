@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from rholoss import data as batch_data
 from rholoss import losses
+from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.build import library_version, table_of
@@ -37,6 +38,7 @@ from rholoss.il.points import (
 from rholoss.il.store import Irreducible
 from rholoss.il.views import own_randomness
 from rholoss.progress import Bar
+from rholoss.streams import Stream
 
 
 @contextmanager
@@ -90,6 +92,21 @@ def score_points(
     return np.concatenate(parts), seconds
 
 
+def tell_unusable(bad: int, total: int, which: str) -> None:
+    """Say that points have no finite loss, or raise if none has one."""
+    if bad == total:
+        raise RholossError(
+            "No point has a finite loss under the model. Check the model's weights and the data: a loss "
+            "that is NaN or infinite cannot be used for selection."
+        )
+    if bad:
+        warnings.warn(
+            f"{bad} of {total} points have no finite loss under the model{which}. Selecting from them "
+            "is an error: leave them out of the data, or look at what is wrong with them.",
+            stacklevel=4,
+        )
+
+
 def finish(
     value_n: np.ndarray,
     points: Points,
@@ -102,18 +119,7 @@ def finish(
 ) -> Irreducible:
     """The table of all losses; saved, and mapped from there, if there is a place for it."""
     bad = np.flatnonzero(~np.isfinite(value_n))
-    if len(bad) == len(value_n):
-        raise RholossError(
-            "No point has a finite loss under the model. Check the model's weights and the data: a loss "
-            "that is NaN or infinite cannot be used for selection."
-        )
-    if len(bad):
-        warnings.warn(
-            f"{len(bad)} of {len(value_n)} points have no finite loss under the model (ids "
-            f"{shown([points.ids[i] for i in bad[:6]])}). Selecting from them is an error: leave them "
-            "out of the data, or look at what is wrong with them.",
-            stacklevel=3,
-        )
+    tell_unusable(len(bad), len(value_n), f" (ids {shown([points.ids[i] for i in bad[:6]])})")
     il = table_of(value_n, points.ids, identity, meta, weights)
     if out is None:
         return il
@@ -136,12 +142,13 @@ def score_irreducible(
     seconds: float = 0.0,
     split: Mapping[str, Any] | None = None,
     progress: bool = True,
+    ranks: bool = False,
 ) -> Irreducible:
     """Irreducible losses of a data set under a model that is fitted already.
 
     Args:
         model: trained on data that these points are no part of. It is left as it was.
-        dataset: the points, without augmentation; as `WithIndex`, `Subset` or as it is.
+        dataset: the points, without augmentation; as `WithIndex`, `Subset` or as it is. Or a `Stream`.
         loss: a task of `rholoss.losses`, or a function (model, batch) -> [B].
         labels: one label for each row, where the data set has no `targets` or `labels`: by them a later
             run tells whether the data changed.
@@ -153,11 +160,22 @@ def score_irreducible(
         seconds: what the fit cost, for the ledger; the time of scoring is added.
         split: a note on what the model was trained on, for meta.json.
         progress: show a progress bar.
+        ranks: share the work among the ranks of the process group; call it on every rank, with an
+            `out` that all of them see.
     """
     positive("batch_size", batch_size)
-    points, home = points_of(dataset, "dataset"), batch_data.device_of(model)
+    home = batch_data.device_of(model)
     where = home if device is None else torch.device(device)
     loading = Loading(batch_size, num_workers, collate_fn, where)
+    if ranks or isinstance(dataset, Stream):
+        from rholoss.il import ranks as over_ranks
+
+        about = {"seconds": seconds, "split": split}
+        with running_on(model, where, home):
+            return over_ranks.score(
+                model, dataset, loss, labels, loading, out, about, progress, Ranks(alone=not ranks)
+            )
+    points = points_of(dataset, "dataset")
     if out is not None:
         files.check_target(Path(out))
     with own_randomness(where), running_on(model, where, home):

@@ -26,6 +26,24 @@ def rows_inside(dataset: Any) -> tuple[Any, np.ndarray]:
     return dataset, np.arange(len(dataset))
 
 
+def root_of(dataset: Any) -> Any:
+    """The data set inside all views."""
+    while isinstance(dataset, (WithIndex, WithIrreducible, Subset)):
+        dataset = dataset.dataset
+    return dataset
+
+
+def ids_at(dataset: Any, rows: np.ndarray) -> Any:
+    """The ids of some rows; unlike `ids_of_rows` it makes nothing that is as long as the data set."""
+    if isinstance(dataset, (WithIndex, WithIrreducible)):
+        ids = dataset.ids
+        return ids[rows] if isinstance(ids, np.ndarray) else [ids[row] for row in rows]
+    if isinstance(dataset, Subset):
+        inside = dataset.indices
+        return ids_at(dataset.dataset, np.array([int(inside[row]) for row in rows], np.int64))
+    return rows
+
+
 def without_ids(dataset: Any) -> Any:
     """The same rows in the same order, as items that carry no id."""
     if isinstance(dataset, (WithIndex, WithIrreducible)):

@@ -1,0 +1,31 @@
+"""Commands that torchrun started on several ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rholoss.distributed import join
+
+PATIENCE = timedelta(days=7)  # a rank that is done waits for the others; one that dies is noticed
+
+
+@contextmanager
+def ranks() -> Iterator[int]:
+    """Join the other ranks if there are some; gives the number of this one."""
+    if not dist.is_available() or not dist.is_torchelastic_launched() or dist.is_initialized():
+        yield 0
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    join("gloo", PATIENCE)  # all that travels is on the host
+    try:
+        yield dist.get_rank()
+        dist.barrier()  # whoever leaves first would cut the others off
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,374 @@
+"""The same choice on many ranks of torch.distributed; on one process nothing of this happens.
+
+Two ways to choose. 'local': each rank chooses among its own candidates; nothing is exchanged after the
+first call. 'global': what was measured is gathered, every rank makes the one choice that a single process
+with all candidates would make, and chosen rows move so that every rank trains on equally many.
+No rank decides for another: all compute the same from the same numbers.
+
+Shapes: R ranks, B candidates of all ranks in rank order, k selected by all of them together.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rholoss import data, errors
+from rholoss.core import Selection, Stats
+from rholoss.errors import RholossError
+
+CHOICES = ("local", "global")
+
+
+def is_running() -> bool:
+    """Whether this process is one of the ranks of a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def place() -> tuple[int, int]:
+    """Number of this rank and of all, also before the process group is there, as torchrun has them."""
+    if is_running():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def join(backend: str | None = None, timeout: timedelta | None = None) -> None:
+    """`init_process_group` for what torchrun starts, that also works after torchrun's restarts.
+
+    Its store outlives the workers, so that ranks that were restarted may find the addresses of dead
+    ones there ("connection refused" with torch 2.13); each start gets names of its own.
+    """
+    store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"start {start}", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=ranks,
+        timeout=timeout,
+    )
+
+
+@dataclass
+class Told:
+    """What this rank says to the others, and what each of them said."""
+
+    said: dict[str, Any] = field(default_factory=dict)
+    by_rank: list[dict[str, Any]] = field(default_factory=list)
+    moves: bool = False  # the choice is made among all candidates, and rows move
+
+    def __enter__(self) -> Told:  # on one process there is nobody to tell
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.by_rank = [self.said]
+
+    @property
+    def rows_R(self) -> list[int]:
+        """Candidates of each rank."""
+        return [said["rows"] for said in self.by_rank]
+
+    @property
+    def k(self) -> int:
+        """How many all ranks select together: equally many each, at least one."""
+        ranks, wanted = len(self.by_rank), sum(said["k"] for said in self.by_rank)
+        return wanted // ranks * ranks
+
+
+class Ranks:
+    """The ranks of one run, as far as a selector has to do with them."""
+
+    def __init__(self, choice: str = "local", *, alone: bool = False) -> None:
+        if choice not in CHOICES:
+            raise RholossError(f"`choice` is {choice!r}; choose one of {', '.join(CHOICES)}.")
+        self.choice, self.alone = choice, alone  # alone: as if there were no others
+        self._gloo: Any = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks; 1 where torch.distributed is not in use."""
+        return dist.get_world_size() if is_running() and not self.alone else 1
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return dist.get_rank() if is_running() and not self.alone else 0
+
+    @property
+    def chooses_together(self) -> bool:
+        """Whether the choice is made among the candidates of several ranks."""
+        return self.choice == "global" and self.size > 1
+
+    def own_path(self, path: str | os.PathLike[str] | None) -> Path | None:
+        """A file name for each rank: run.jsonl, run.rank1.jsonl, ..."""
+        rank, _ = place()
+        if path is None or rank == 0:
+            return None if path is None else Path(path)
+        return Path(path).with_suffix(f".rank{rank}{Path(path).suffix}")
+
+    def exchange(self, said: Any) -> list[Any]:
+        """What every rank says, in rank order. Small things only, through the host."""
+        if self.size == 1:
+            return [said]
+        if self._gloo is None and "cpu:" not in str(dist.get_backend_config()):
+            # NCCL alone would make the host wait for the device.
+            self._gloo = dist.new_group(backend="gloo")
+        heard: list[Any] = [None] * self.size
+        dist.all_gather_object(heard, said, group=self._gloo)
+        return heard
+
+    def together(self, needed: bool = True) -> AbstractContextManager[Told]:
+        """Every rank goes on behind this block, or every rank raises the same message.
+
+        A rank that failed alone would leave the others waiting for it.
+        """
+        return self._one_fate() if needed and self.size > 1 else Told()
+
+    @contextmanager
+    def _one_fate(self) -> Iterator[Told]:
+        told = Told()
+        failed: Exception | None = None
+        try:
+            yield told
+        except Exception as error:
+            failed = error
+        heard = self.exchange((_as_text(failed), told.said if failed is None else {}))
+        if any(text for text, _ in heard):
+            kind, message = _one_message([text for text, _ in heard])
+            raise kind(message) from failed
+        told.by_rank = [said for _, said in heard]
+        _check_same([said.get("same", {}) for said in told.by_rank])
+
+    def whole(self, stats: Stats, k: int, told: Told) -> tuple[Stats, int]:
+        """What was measured of the candidates of all ranks, in rank order, and how many to select."""
+        if not told.moves:
+            return stats, k
+        columns, rows_R = dict(stats.measured), told.rows_R
+        if isinstance(stats.index, Tensor):
+            columns[data.INDEX] = stats.index
+        own = rows_R[self.rank]
+        home = next(iter(columns.values())).device if columns else torch.device("cpu")
+        device = _carrier(home)
+        packed = _pack([value.to(device) for value in columns.values()], own)
+        padded = packed.new_zeros(max(rows_R), packed.shape[1])
+        padded[:own] = packed
+        parts = [torch.empty_like(padded) for _ in rows_R]
+        if columns:
+            dist.all_gather(parts, padded)
+        all_B = torch.cat([part[:rows] for part, rows in zip(parts, rows_R, strict=True)]).to(home)
+        found = dict(zip(columns, _unpack(all_B, list(columns.values())), strict=True))
+        index: Any = found.pop(data.INDEX, None)
+        if index is None:
+            index = [key for said in told.by_rank for key in said["keys"]]
+        return Stats(index, found), told.k
+
+    def share(
+        self, batch: Any, selection: Selection, rows: int, told: Told, shared: Sequence[str]
+    ) -> tuple[Any, Selection]:
+        """The rows that this rank trains on, as many as every other, and which of the selected they are.
+
+        Rows stay where they are as far as possible. Waits for the device: how many rows go where has
+        to be known on the host.
+        """
+        if not told.moves:
+            return data.take(batch, selection.position, rows, shared), selection
+        rows_R, rank = told.rows_R, self.rank
+        position_k = selection.position.cpu().numpy()
+        owner_k, trainer_k = assign(position_k, rows_R)
+        start = sum(rows_R[:rank])
+        sent = np.flatnonzero(owner_k == rank)
+        sent = sent[np.argsort(trainer_k[sent], kind="stable")]
+        mine = np.flatnonzero(trainer_k == rank)
+        mine = mine[np.argsort(owner_k[mine], kind="stable")]
+        leaving = data.take(batch, torch.from_numpy(position_k[sent] - start), rows, shared)
+        counts = [np.bincount(trainer_k[sent], minlength=len(rows_R)).tolist()]
+        counts += [np.bincount(owner_k[mine], minlength=len(rows_R)).tolist()]
+        training = self._move(leaving, len(sent), counts[0], counts[1], shared)
+        which = torch.from_numpy(mine).to(selection.position.device)
+        weight = (
+            None
+            if selection.weight is None
+            else selection.weight[which.to(selection.weight.device)]
+        )
+        return training, Selection(selection.position[which], weight)
+
+    def _move(
+        self, batch: Any, rows: int, going: list[int], coming: list[int], shared: Sequence[str]
+    ) -> Any:
+        """Send rows, which are sorted by where they go; get as many as come from each rank."""
+        leaves = [leaf for _, leaf in _row_leaves(batch, shared)]
+        tensors = [torch.as_tensor(leaf) for leaf in leaves if not isinstance(leaf, (list, tuple))]
+        found: list[Any] = []
+        if tensors:
+            device = _carrier(tensors[0].device)
+            packed = _pack([leaf.to(device) for leaf in tensors], rows)
+            got = packed.new_empty(sum(coming), packed.shape[1])
+            dist.all_to_all_single(got, packed, coming, going)
+            found = _unpack(got, tensors)
+        listed = [leaf for leaf in leaves if isinstance(leaf, (list, tuple))]
+        ends = np.cumsum([0, *going]).tolist()
+        parcels = [
+            [list(leaf[ends[r] : ends[r + 1]]) for leaf in listed] for r in range(len(going))
+        ]
+        arrived = [sent[self.rank] for sent in self.exchange(parcels)] if listed else []
+        lists = iter([list(chain(*parts)) for parts in zip(*arrived, strict=True)])
+        moved = iter(found)
+        replaced = {
+            path: type(leaf)(next(lists))
+            if isinstance(leaf, (list, tuple))
+            else _like(next(moved), leaf)
+            for path, leaf in _row_leaves(batch, shared)
+        }
+        return data.tree_map(lambda path, leaf: replaced.get(path, leaf), batch)
+
+    def tell(
+        self,
+        told: Told,
+        ids: Any,
+        k: int,
+        batch: Any,
+        shared: Sequence[str],
+        same: Mapping[str, Any],
+        moves: bool,
+    ) -> None:
+        """Say what the others have to know of this rank's candidates; `same` must be so everywhere."""
+        told.said |= {"rows": len(ids), "k": k, "same": dict(same)}
+        told.moves = moves
+        if moves:
+            told.said["keys"] = None if isinstance(ids, Tensor) else list(ids)
+            told.said["same"]["the shape of a row"] = [
+                f"{data.path_name(path)} {_row_shape(leaf)}"
+                for path, leaf in _row_leaves(batch, shared)
+            ]
+
+
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Make each gradient the mean of those of all ranks, as DistributedDataParallel does."""
+    if not is_running() or dist.get_world_size() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def assign(position_k: np.ndarray, rows_R: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The rank that holds each selected row, and the rank that trains on it: k / R for each rank.
+
+    A rank trains on its own rows first, in the order of selection; what is left over goes to the ranks
+    that have too few.
+    """
+    ranks, quota = len(rows_R), len(position_k) // len(rows_R)
+    owner_k = np.searchsorted(np.cumsum(rows_R), position_k, side="right")
+    trainer_k = owner_k.copy()
+    for rank in range(ranks):
+        trainer_k[np.flatnonzero(owner_k == rank)[quota:]] = -1
+    free = [quota - np.count_nonzero(trainer_k == rank) for rank in range(ranks)]
+    trainer_k[trainer_k == -1] = np.repeat(np.arange(ranks), free)
+    return owner_k, trainer_k
+
+
+def _carrier(device: torch.device) -> torch.device:
+    """Where tensors have to be for the process group to carry them."""
+    known = dict(part.split(":") for part in str(dist.get_backend_config()).split(","))
+    return device if known.get(device.type, "gloo") != "gloo" else torch.device("cpu")
+
+
+def _row_leaves(batch: Any, shared: Sequence[str]) -> list[tuple[data.Path, Any]]:
+    """The leaves that have a row for each example."""
+    found: list[tuple[data.Path, Any]] = []
+
+    def look(path: data.Path, leaf: Any) -> Any:
+        by_row = isinstance(leaf, (Tensor, np.ndarray, list, tuple))
+        if by_row and getattr(leaf, "ndim", 1) > 0 and data.path_name(path) not in shared:
+            found.append((path, leaf))
+        return leaf
+
+    data.tree_map(look, batch)
+    return found
+
+
+def _row_shape(leaf: Any) -> str:
+    if isinstance(leaf, (list, tuple)):
+        return "list"
+    return f"{tuple(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}"
+
+
+def _pack(columns: Sequence[Tensor], rows: int) -> Tensor:
+    """The columns side by side, as bytes [rows, width]: one message, whatever their types."""
+    wide = [column for column in columns if _width(column)]
+    flat = [_plain(column.detach().reshape(rows, _width(column))) for column in wide]
+    parts = [column.view(torch.uint8) for column in flat]
+    return torch.cat(parts, 1) if parts else torch.empty(rows, 0, dtype=torch.uint8)
+
+
+def _plain(column: Tensor) -> Tensor:
+    """A copy with plain strides, also where there are no rows: only those can be read as bytes."""
+    return column.clone(memory_format=torch.contiguous_format)
+
+
+def _width(column: Tensor) -> int:
+    return math.prod(column.shape[1:])
+
+
+def _unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Columns with the types and row shapes of `like`."""
+    columns, start = [], 0
+    for column in like:
+        shape = (len(packed), *column.shape[1:])
+        width = column.element_size() * _width(column)
+        part = _plain(packed[:, start : start + width])
+        columns.append(part.view(column.dtype).reshape(shape) if width else column.new_empty(shape))
+        start += width
+    return columns
+
+
+def _like(moved: Tensor, leaf: Any) -> Any:
+    return moved.to(leaf.device) if isinstance(leaf, Tensor) else moved.numpy()
+
+
+def _as_text(error: Exception | None) -> tuple[str, str] | None:
+    if error is None:
+        return None
+    known = isinstance(error, RholossError)
+    return type(error).__name__, str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def _one_message(texts: list[tuple[str, str] | None]) -> tuple[type[RholossError], str]:
+    """The first failure, in words that are the same on every rank."""
+    failed = [rank for rank, text in enumerate(texts) if text]
+    name, message = next(text for text in texts if text)
+    where = f"rank {failed[0]} of {len(texts)}"
+    if len(failed) == len(texts):
+        where = f"each of the {len(texts)} ranks"
+    kind = getattr(errors, name, RholossError)
+    return kind, f"On {where}: {message}"
+
+
+def _check_same(same_R: list[dict[str, Any]]) -> None:
+    for name, first in same_R[0].items():
+        for rank, same in enumerate(same_R):
+            if same.get(name) != first:
+                raise RholossError(
+                    f"The ranks differ in {name}: rank 0 has {first!r}, rank {rank} has "
+                    f"{same.get(name)!r}. {ADVICE.get(name, ADVICE[''])}"
+                )
+
+
+ADVICE = {
+    "": "Start every rank with the same arguments and the same files.",
+    "the shape of a row": "Rows move between ranks where the choice is global: pad them to one size, or "
+    "use choice='local'.",
+}

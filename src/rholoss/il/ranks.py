@@ -1,0 +1,150 @@
+"""`fit_irreducible` and `score_irreducible` where the work is spread: over ranks, or over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rholoss import losses
+from rholoss.distributed import Ranks
+from rholoss.il import spread
+from rholoss.il.build import library_version
+from rholoss.il.hashing import content_hash
+from rholoss.il.points import Loading, Points, about_model, named, points_of
+from rholoss.il.split import Member
+from rholoss.il.store import Irreducible
+from rholoss.il.train import Factory, Settings, fit_member, rows_to_visit
+from rholoss.il.views import own_randomness, root_of, without_ids
+from rholoss.progress import Bar
+from rholoss.streams import Stream
+
+
+def score(
+    model: nn.Module,
+    dataset: Any,
+    loss: str | losses.LossFunction,
+    labels: Any,
+    loading: Loading,
+    out: Any,
+    about: Mapping[str, Any],
+    progress: bool,
+    ranks: Ranks,
+) -> Irreducible:
+    """The work of `score_irreducible`, which describes the arguments."""
+    units: spread.Units
+    with ranks.together(), own_randomness(loading.device):
+        if isinstance(dataset, Stream):
+            data, transform = spread.about_stream(dataset), None
+            units = spread.Shards(dataset, loading.batch_size)
+        else:
+            _check_rows(dataset)
+            data = spread.about_rows(dataset, labels)
+            units = spread.Blocks(dataset, loading.batch_size, codes=data.codes)
+            found = getattr(root_of(dataset), "transform", None)
+            transform = None if found is None else named(found)
+    job = {
+        "work": "score over ranks",
+        "data": data.meta["digest"],
+        "loss": named(loss),
+        "model": content_hash(dict(model.state_dict())),
+        "batch_size": loading.batch_size,
+        "versions": [library_version(), torch.__version__],
+    }
+    partial, parts = spread.begin(out, job, loading.batch_size, ranks)
+    per_example = losses.by_name(loss)
+    spread.measure_together(model, units, parts, per_example, loading, ranks, "scoring", progress)
+
+    def meta(took: float) -> dict[str, Any]:
+        return {
+            "loss": named(loss),
+            "model": about_model(model),
+            "split": {"kind": "given model", **(about["split"] or {})},
+            "transform": transform,
+            "seconds": about["seconds"] + took,
+        }
+
+    return spread.merge(parts, [units], data, meta, out, partial, ranks)
+
+
+def _check_rows(dataset: Any) -> None:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        points_of(dataset, "dataset")  # knows what to say
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit_irreducible` has to do."""
+
+    data: Any
+    points: Points
+    members: list[Member]
+    settings: Settings
+    factory: Factory
+    labels: Any
+    keep_weights: bool
+
+
+def fit(
+    work: Fit,
+    job: Mapping[str, Any],
+    about: Mapping[str, Any],
+    about_fits: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
+    out: Any,
+    progress: bool,
+) -> Irreducible:
+    """Models are fitted side by side, each by one rank; then all ranks score with each of them."""
+    ranks, loading = Ranks(), work.settings.loading
+    partial, parts = spread.begin(out, job, loading.batch_size, ranks)
+    with ranks.together():
+        for number, member in enumerate(work.members):
+            if partial.fitted(member.name) is None and parts.claim(f"fit-{member.name}"):
+                title = f"fitting model {number + 1} of {len(work.members)}, rank {ranks.rank}"
+                model = work.factory(member)
+                visits = rows_to_visit(member, work.settings)
+                with Bar(visits, title, progress) as bar:
+                    fitted = fit_member(
+                        model, without_ids(work.data), work.points, member, work.settings, bar
+                    )
+                partial.keep_fitted(member.name, fitted)
+    with ranks.together():
+        data = spread.about_rows(work.points.dataset, work.labels)
+    units: list[spread.Units] = []
+    fits = []
+    for member in work.members:
+        made = partial.fitted(member.name)
+        assert made is not None  # every rank was told if it could not be fitted or kept
+        position = work.points.position[member.score]
+        block = spread.Blocks(
+            work.points.dataset,
+            loading.batch_size,
+            codes=data.codes,
+            position=position,
+            name=member.name,
+        )
+        model = work.factory(member)
+        model.load_state_dict(made["state"])
+        spread.measure_together(
+            model,
+            block,
+            parts,
+            work.settings.loss,
+            loading,
+            ranks,
+            f"scoring {member.name}",
+            progress,
+        )
+        units.append(block)
+        fits.append(made)
+    weights = [made.pop("state") for made in fits]
+
+    def meta(took: float) -> dict[str, Any]:
+        for made in fits:  # how the time was spread over the models is not known
+            made["scoring_seconds"] = took / len(fits)
+        return {**about, **about_fits(fits)}
+
+    kept = weights if work.keep_weights else None
+    return spread.merge(parts, units, data, meta, out, partial, ranks, kept)

@@ -1,0 +1,1 @@
+"""Thin shells that decide where a framework's own loop calls `select`; nobody imports them."""

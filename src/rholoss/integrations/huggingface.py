@@ -1,0 +1,306 @@
+"""Selection in the Hugging Face `Trainer`: a mixin over its public seams, none of its loop.
+
+    from rholoss.integrations.huggingface import RhoTrainer
+
+    select = Selector("rho", irreducible=il, keep=0.1)
+    trainer = RhoTrainer(model, args, train_dataset=train, selector=select)
+
+`per_device_train_batch_size` stays what is trained on (n_b); the loader brings n_b / keep candidates.
+A trainer of another kind is made the same way: `class RhoSFTTrainer(RhoMixin, SFTTrainer)`.
+
+The mixin itself imports nothing of the framework; `RhoTrainer` is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rholoss import data
+from rholoss.errors import RholossError
+from rholoss.losses import IGNORED
+from rholoss.selector import Selector
+
+STATE_NAME = "rholoss_selector.pt"  # beside optimizer.pt in each checkpoint
+CARRIED = (data.INDEX, data.IRREDUCIBLE)  # columns that are ours and never reach the model
+
+
+class RhoMixin:
+    """Selects the training batches of a `transformers.Trainer` from larger candidate batches.
+
+    Args:
+        selector: a `Selector` with `keep`; its ids are the rows of `train_dataset`, or the column
+            "index" where the data set has one.
+        trim: cut the columns that are padding in every selected row. Off under `torch_compile`, whose
+            shapes should stay.
+    """
+
+    args: Any  # these are the Trainer's
+    accelerator: Any
+    model: Any
+    train_dataset: Any
+    data_collator: Any
+    _train_batch_size: int
+    _signature_columns: list[str] | None
+
+    def __init__(self, *args: Any, selector: Selector, trim: bool = True, **kwargs: Any) -> None:
+        if not isinstance(selector, Selector):
+            raise RholossError(
+                f"`selector` is a {type(selector).__name__}; pass a `rholoss.Selector`, for instance "
+                'Selector("rho", irreducible=il, keep=0.1).'
+            )
+        if selector.k is not None:
+            raise RholossError(
+                f"The selector has `k`={selector.k}, but the Trainer trains on "
+                "`per_device_train_batch_size` rows; pass `keep`, their share of the candidates."
+            )
+        super().__init__(*args, **kwargs)
+        self.selector = selector
+        self._trim = trim and not getattr(self.args, "torch_compile", False)
+        self._start: dict[str, Any] | None = None  # of the selector, as `train` was called
+        _check_supported(self)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.train`; the ledger and the log of the selector are complete when it returns."""
+        self._start = copy.deepcopy(self.selector.state_dict())
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._start = None
+            self.selector.flush()
+
+    def get_train_dataloader(self) -> Any:
+        """The training loader, with candidate batches whose rows carry their ids."""
+        if self._start is not None and self.selector.step != self._start["step"]:
+            # `auto_find_batch_size` starts over with smaller batches.
+            self.selector.load_state_dict(copy.deepcopy(self._start))
+        with self._candidates():
+            return super().get_train_dataloader()  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _candidates(self) -> Iterator[None]:
+        """What the Trainer builds its loader from, exchanged until it is built."""
+        trained, keep = self._train_batch_size, self.selector.keep
+        collator, dataset = self.data_collator, self.train_dataset
+        _check_size(dataset, trained)
+        indexed = with_ids(dataset)
+        self._set_signature_columns_if_needed()  # type: ignore[attr-defined]
+        columns, arguments = self._signature_columns, self.args
+        per_device = arguments.per_device_train_batch_size
+        self._train_batch_size = _num_candidates(trained, keep)
+        # A sampler that groups by length reads it here.
+        arguments.per_device_train_batch_size = _num_candidates(per_device, keep)
+        self._signature_columns = None if columns is None else [*columns, *CARRIED]
+        self.data_collator = KeepIds(collator)
+        self.train_dataset = indexed
+        try:
+            yield
+        finally:
+            self._train_batch_size = trained
+            arguments.per_device_train_batch_size = per_device
+            self._signature_columns, self.data_collator = columns, collator
+            self.train_dataset = dataset
+
+    def get_batch_samples(self, epoch_iterator: Any, *args: Any) -> Any:
+        """Select while the batches are drawn, so that whatever is counted counts the selected rows."""
+        watched = iter(self.selector.watch(epoch_iterator))
+        return super().get_batch_samples(map(self._select, watched), *args)  # type: ignore[misc]
+
+    def _select(self, candidates: Any) -> Any:
+        if not (isinstance(candidates, Mapping) and data.INDEX in candidates):
+            raise RholossError(_NO_IDS)
+        # The backbone of a language model is called by itself, outside the Trainer's own autocast.
+        with self.accelerator.autocast():
+            batch = self.selector(self.model, candidates)
+        if self.selector.selection is not None and self.selector.selection.weight is not None:
+            raise RholossError(
+                f"The method {self.selector.method.name!r} samples by importance, and the Trainer's loss "
+                "would not use its weights. Use a method without them, or a loop of your own, where "
+                "`select.reduce(loss_B)` applies them (examples/accelerate_loop.py)."
+            )
+        batch = data.without_index(batch)
+        multiple = getattr(self.data_collator, "pad_to_multiple_of", None) or 1
+        return trimmed(batch, multiple) if self._trim else batch
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Ids are taken out of what is evaluated and predicted."""
+        inputs = data.without_index(inputs)
+        return super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.evaluate`; its time is not part of the ledger's."""
+        with self.selector.ledger.paused():
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Throughput in rows that were trained on; the candidates have an entry of their own."""
+        seconds = logs.get("train_runtime")
+        if seconds and "train_samples_per_second" in logs and self._start is not None:
+            ledger, before = self.selector.ledger, self._start["ledger"]
+            for name, count in [("samples", "trained"), ("candidates", "candidates")]:
+                rows = (getattr(ledger, count) - before[count]) * self.args.world_size
+                logs[f"train_{name}_per_second"] = round(rows / seconds, 3)
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        if self.args.should_save:
+            path = Path(output_dir, STATE_NAME)
+            fresh = path.with_suffix(".tmp")
+            torch.save(self.selector.state_dict(), fresh)
+            os.replace(fresh, path)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None:
+            return
+        path = Path(checkpoint, STATE_NAME)
+        if not path.exists():
+            raise RholossError(
+                f"The checkpoint {checkpoint} has no {STATE_NAME}, so it was saved by a trainer without "
+                "selection, or with save_only_model=True. Start from its weights, without "
+                "`resume_from_checkpoint`."
+            )
+        self.selector.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        if self._start is not None:  # throughput counts what this call of `train` did
+            self._start["ledger"] = self.selector.ledger.state_dict()
+
+
+def _num_candidates(trained: int, keep: float) -> int:
+    return max(trained, int(trained / keep + 0.5))
+
+
+_NO_IDS = (
+    "The training batch has no 'index', so what was measured for a row cannot be found. If the data set is "
+    "a stream, put a stable key into each item: dataset.map(lambda row: {'index': row['url']}). If "
+    "`get_train_dataloader` was overridden, let it collate with `KeepIds(collator)`."
+)
+
+
+def _check_supported(trainer: Any) -> None:
+    """Refuse what would choose wrongly, with a reason."""
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    for name, what in [("cp_enabled", "context"), ("sp_enabled", "sequence")]:
+        if parallel is not None and getattr(parallel, name, False):
+            raise RholossError(
+                f"The Trainer uses {what} parallelism, which cuts each row over the devices, so no device "
+                "could score a whole row. Use data parallelism, or a plain Trainer."
+            )
+    for name in ("is_deepspeed_enabled", "is_fsdp_enabled"):
+        if getattr(trainer, name, False):
+            raise RholossError(
+                f"The Trainer has {name}=True: scoring with sharded weights through the Trainer has not "
+                "been tried. Use data parallelism, or a loop of your own."
+            )
+    if getattr(trainer.args, "packing", False) or getattr(trainer.args, "padding_free", False):
+        raise RholossError(
+            "`packing` and `padding_free` put several examples into one row, so rows cannot be chosen any "
+            "more. Switch them off, or choose examples before they are packed."
+        )
+
+
+def _check_size(dataset: Any, trained: int) -> None:
+    rows = len(dataset) if hasattr(dataset, "__len__") else None
+    if rows is not None and rows < trained:
+        raise RholossError(
+            f"The training set has {rows} rows, fewer than the {trained} of "
+            "`per_device_train_batch_size`, so there is nothing to choose. Make that smaller; it is the "
+            "number of rows trained on, of per_device_train_batch_size / keep candidates."
+        )
+
+
+def with_ids(dataset: Any) -> Any:
+    """The data set if its items carry an "index" already, else with row numbers."""
+    if dataset is None or isinstance(dataset, (data.WithIndex, data.WithIrreducible)):
+        return dataset
+    names = getattr(dataset, "column_names", None)
+    if not hasattr(dataset, "__len__"):
+        if names is not None and data.INDEX not in names:
+            raise RholossError(
+                f"`train_dataset` is a {type(dataset).__name__} with columns {', '.join(names)}: a stream, "
+                "which has no row numbers. Put a stable key into each item, dataset.map(lambda row: "
+                "{'index': row['url']}), and fit the irreducible losses by the same keys."
+            )
+        return dataset
+    if names is None and len(dataset):
+        first = dataset[0]
+        names = list(first) if isinstance(first, Mapping) else []
+    return dataset if data.INDEX in (names or ()) else data.WithIndex(dataset)
+
+
+class KeepIds:
+    """A collator that leaves the inner one to its own columns, and puts ids beside what it made."""
+
+    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
+        self.collator = collator
+
+    def __getattr__(self, name: str) -> Any:
+        # `pad_to_multiple_of`, `tokenizer` and the like of the collator inside.
+        if name.startswith("__") or name == "collator":
+            raise AttributeError(name)
+        return getattr(self.collator, name)
+
+    def __call__(self, items: list[Any]) -> Any:
+        """Collate; the ids come back as a tensor, or as a list if they are strings."""
+        if not items or not isinstance(items[0], Mapping) or data.INDEX not in items[0]:
+            return self.collator(items)
+        columns = {name: [item[name] for item in items] for name in CARRIED if name in items[0]}
+        inner = [{k: v for k, v in item.items() if k not in CARRIED} for item in items]
+        batch = self.collator(inner)
+        for name, values in columns.items():
+            whole = not isinstance(values[0], str)
+            batch[name] = torch.as_tensor(values) if whole else values
+        return batch
+
+
+def trimmed(batch: Mapping[str, Any], multiple: int = 1) -> dict[str, Any]:
+    """The batch without the columns that are padding in all its rows, on either side.
+
+    Only what is shaped like the attention mask is cut, and only to a `multiple` of columns; a column
+    with labels that count stays. Waits for the device: the Trainer does so at every step anyway.
+    """
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return dict(batch)
+    labels = batch.get("labels")
+    used_L = mask.ne(0).any(0)
+    if isinstance(labels, Tensor) and labels.shape == mask.shape:
+        used_L = used_L | labels.ne(IGNORED).any(0)
+    used = used_L.nonzero().flatten()
+    if not len(used):
+        return dict(batch)
+    first, last = used[[0, -1]].tolist()
+    width = -(-(last + 1 - first) // multiple) * multiple
+    last = min(first + width, len(used_L))
+    first = max(0, last - width)
+
+    def cut(value: Any) -> Any:
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        return value[:, first:last] if whole and value.shape == mask.shape else value
+
+    return {name: cut(value) for name, value in batch.items()}
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RhoTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        trainer = importlib.import_module("transformers").Trainer
+    except ImportError as error:
+        raise RholossError(
+            "`RhoTrainer` needs Hugging Face transformers and accelerate: pip install 'rholoss[hf]'."
+        ) from error
+    about = {
+        "__doc__": "`transformers.Trainer` with selection; see `RhoMixin`.",
+        "__module__": __name__,
+    }
+    globals()[name] = type(name, (RhoMixin, trainer), about)
+    return globals()[name]

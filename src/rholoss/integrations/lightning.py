@@ -1,0 +1,167 @@
+"""Selection in Lightning: a callback that chooses rows after the batch was moved to the device.
+
+    from rholoss.integrations.lightning import RhoCallback
+
+    trainer = Trainer(callbacks=[RhoCallback(Selector("rho", irreducible=il, keep=0.1))])
+
+Optimization stays automatic: accumulation, clipping and precision are the Trainer's. With Fabric, call
+`select` yourself (docs/lightning.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from rholoss import data
+from rholoss.errors import RholossError
+from rholoss.selector import Selector
+
+HOOK = (
+    "on_after_batch_transfer"  # after the transfer, before the precision block of `training_step`
+)
+
+
+class _Select:
+    """What the callback does; `RhoCallback` is this and Lightning's own `Callback`.
+
+    Args:
+        selector: its loss is called with the model; its ids come from `rholoss.WithIndex`.
+        model: a function from the LightningModule to the module that is scored, where `forward` of the
+            LightningModule itself does not return the logits.
+    """
+
+    def __init__(
+        self, selector: Selector, *, model: Callable[[Any], nn.Module] = lambda module: module
+    ) -> None:
+        if not isinstance(selector, Selector):
+            raise RholossError(
+                f"`selector` is a {type(selector).__name__}; pass a `rholoss.Selector`, for instance "
+                'Selector("rho", irreducible=il, keep=0.1).'
+            )
+        self.selector, self.model = selector, model
+        self._restore: Callable[[], None] | None = None  # takes the hook away again
+        self._pause = contextlib.ExitStack()
+        self._selected = False  # since the last training step
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Put the selection behind the hook of whoever owns it, for the time of the fit."""
+        if stage != "fit":
+            return
+        _check_supported(trainer)
+        owner = _owner(trainer, pl_module)
+        own, before = getattr(owner, HOOK), vars(owner).get(HOOK)
+
+        # `wraps` also tells Lightning that nobody has overridden the hook; it would warn otherwise.
+        @functools.wraps(own)
+        def hook(batch: Any, dataloader_idx: int) -> Any:
+            batch = own(batch, dataloader_idx)
+            return self._select(trainer, pl_module, batch) if trainer.training else batch
+
+        def restore() -> None:
+            vars(owner).pop(HOOK)
+            if before is not None:
+                vars(owner)[HOOK] = before
+
+        vars(owner)[HOOK] = hook
+        self._restore = restore
+
+    def _select(self, trainer: Any, pl_module: Any, batch: Any) -> Any:
+        with trainer.precision_plugin.forward_context():
+            chosen = self.selector(self.model(pl_module), batch)
+        self._selected = True
+        # `training_step` gets what it knows: a batch without ids, only smaller.
+        found = self.selector.find_index is data.find_index
+        return data.without_index(chosen) if found else chosen
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """No step without a selection: one that is silently left out would be taken for a result."""
+        if not self._selected:
+            raise RholossError(
+                f"A training batch did not pass through `{HOOK}`, so nothing was selected from it. This "
+                "happens where `training_step` takes a `dataloader_iter`; let it take the batch."
+            )
+        self._selected = False
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """The clock of the ledger stands still while the model is validated."""
+        self._pause.enter_context(self.selector.ledger.paused())
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """And runs on."""
+        self._pause.close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Take the hook away; the ledger and the log are complete then."""
+        if stage == "fit":
+            self._clear()
+            self.selector.flush()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """A fit that failed leaves no hook behind: Lightning does not tear down then."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pause.close()
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Into Lightning's checkpoint."""
+        return self.selector.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From Lightning's checkpoint."""
+        self.selector.load_state_dict(state_dict)
+
+
+def _owner(trainer: Any, pl_module: Any) -> Any:
+    """Whose hook Lightning calls: the data module's if it has one of its own, else the module's."""
+    module = trainer.datamodule
+    if module is None:
+        return pl_module
+    inherited = _class_with(type(module), HOOK).__module__.startswith(
+        ("lightning.", "pytorch_lightning.")
+    )
+    return pl_module if inherited and HOOK not in vars(module) else module
+
+
+def _class_with(cls: type, name: str) -> type:
+    return next(parent for parent in cls.__mro__ if name in vars(parent))
+
+
+def _check_supported(trainer: Any) -> None:
+    name = type(trainer.strategy).__name__
+    if name in ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"):
+        raise RholossError(
+            f"The Trainer uses {name}: scoring with sharded weights through Lightning has not been tried. "
+            "Use one device or DDP, or call `select` yourself in a Fabric loop."
+        )
+
+
+def _callback_of(package: str) -> Any:
+    try:
+        return importlib.import_module(package).Callback
+    except ImportError:
+        return None
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RhoCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    callback = next(
+        filter(None, map(_callback_of, ("lightning.pytorch", "pytorch_lightning"))), None
+    )
+    if callback is None:
+        raise RholossError("`RhoCallback` needs Lightning: pip install 'rholoss[lightning]'.")
+    about = {"__doc__": _Select.__doc__, "__module__": __name__}
+    globals()[name] = type(name, (_Select, callback), about)
+    return globals()[name]

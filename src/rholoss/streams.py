@@ -1,0 +1,149 @@
+"""Data sets that are read shard by shard and have no row numbers: items with stable keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from rholoss import data
+from rholoss.core import step_generator
+from rholoss.distributed import place
+from rholoss.errors import RholossError
+from rholoss.sources import raise_unmeasured
+
+LOOKED_UP = 64  # items whose irreducible losses are looked up at a time
+
+
+class Stream(IterableDataset[Any]):
+    """Items of shards, each with a stable key: for IterableDatasets, WebDataset and streaming data sets.
+
+        stream = Stream(urls, read, key="__key__", irreducible=il)
+        for batch in DataLoader(stream, batch_size=320): ...
+
+    `(x, y)` becomes `(key, x, y)`, a dict gets "index". Each rank and each worker of a loader reads
+    shards of its own. Keys and their order within a shard have to be the same in every run: by them
+    irreducible losses are found again, and a run that stopped goes on.
+
+    Args:
+        shards: names of the shards: paths, URLs, numbers. At least one for each rank.
+        read: a function from a shard to its items.
+        key: the entry of a dict item that is its key, or a function from an item to its key: a string or
+            a whole number, different for each item of the data set.
+        irreducible: losses by key; each item then carries its own, looked up in the loader.
+        shuffle: draw the order of the shards anew in each epoch.
+        seed: of that order.
+        repeat: begin again at the end, for runs that are counted in steps. With several ranks this is
+            the way to let none of them end before the others.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        read: Callable[[Any], Iterable[Any]],
+        *,
+        key: str | Callable[[Any], Any],
+        irreducible: Any = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        repeat: bool = False,
+    ) -> None:
+        self.shards, self.read, self.key = list(shards), read, key
+        self.irreducible, self.shuffle, self.seed = irreducible, shuffle, seed
+        self.repeat, self.epoch = repeat, 0
+        self.rank, self.ranks = place()
+        self._done, self._batch_size = 0, 1
+        if len(self.shards) < self.ranks:
+            raise RholossError(
+                f"`shards` has {len(self.shards)} entries for {self.ranks} ranks, so that some of them "
+                "would have nothing to read; cut the data into more shards."
+            )
+
+    def resume(self, batches: int, batch_size: int) -> None:
+        """Go on behind so many batches of this rank, which is `select.step` if each was selected from.
+
+        What was read before is read again, but nothing is yielded of it.
+        """
+        self._done, self._batch_size = batches, batch_size
+
+    def items(self, shard: Any) -> Iterator[tuple[Any, Any]]:
+        """The key and the item of each row of a shard."""
+        for item in self.read(shard):
+            yield self._key_of(item, shard), item
+
+    def _key_of(self, item: Any, shard: Any) -> Any:
+        if callable(self.key):
+            found = self.key(item)
+        else:
+            found = item.get(self.key) if isinstance(item, Mapping) else None
+        if isinstance(found, torch.Tensor) and found.ndim == 0:
+            found = found.item()
+        if isinstance(found, bool) or not isinstance(found, (str, int)):
+            raise RholossError(
+                f"An item of shard {shard!r} has the key {found!r}, but `key` must give a string or a "
+                "whole number. Name the entry of dict items that holds it, or pass a function from an "
+                "item to its key."
+            )
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        keyed = itertools.islice(self._keyed(), self._rows_done(), None)
+        if self.irreducible is None:
+            for key, item in keyed:
+                yield self._with(item, key)
+            return
+        while some := list(itertools.islice(keyed, LOOKED_UP)):
+            keys = [key for key, _ in some]
+            loss_n = self.irreducible.lookup(keys)
+            raise_unmeasured(keys, loss_n)
+            for (key, item), loss in zip(some, loss_n.tolist(), strict=True):
+                yield self._with(item, data.Keyed(key, loss))
+
+    def _keyed(self) -> Iterator[tuple[Any, Any]]:
+        reader, readers = self._reader()
+        for epoch in itertools.count(self.epoch):
+            order = list(range(len(self.shards)))
+            if self.shuffle:
+                generator = step_generator(self.seed, epoch)
+                order = torch.randperm(len(self.shards), generator=generator).tolist()
+            own = order[reader::readers]
+            for place_ in own:
+                yield from self.items(self.shards[place_])
+            if not self.repeat or not own:
+                return
+
+    def _reader(self) -> tuple[int, int]:
+        """The number of this process among all that read, and their number."""
+        turn, turns = self._turn()
+        return self.rank * turns + turn, self.ranks * turns
+
+    def _turn(self) -> tuple[int, int]:
+        """A loader takes a batch of each worker in turn: whose turn this process has, and how many.
+
+        A loader that goes on begins with its first worker again, which therefore has to be the one
+        whose turn it is.
+        """
+        worker = get_worker_info()
+        if worker is None:
+            return 0, 1
+        return (worker.id + self._done) % worker.num_workers, worker.num_workers
+
+    def _rows_done(self) -> int:
+        """Rows that this reader gave to the batches that are done."""
+        turn, turns = self._turn()
+        if self._done and turns > 1 and (not self.repeat or len(self.shards) < self.ranks * turns):
+            raise RholossError(
+                f"A stream that ends cannot go on in its middle with {turns} workers, which end at "
+                "different times. Pass repeat=True (and at least one shard for each worker), or use "
+                "num_workers=1."
+            )
+        return -(-(self._done - turn) // turns) * self._batch_size
+
+    def _with(self, item: Any, key: Any) -> Any:
+        if not isinstance(item, Mapping) or self.key != data.INDEX:
+            return data.attach(item, key)
+        loss = {data.IRREDUCIBLE: key.irreducible_loss} if isinstance(key, data.Keyed) else {}
+        return {**item, **loss}  # the id is there already

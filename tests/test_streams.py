@@ -1,0 +1,217 @@
+"""Streams: stable keys, shards for each reader, irreducible losses joined, going on in the middle."""
+
+import io
+import itertools
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import rholoss as rho
+from rholoss.errors import RholossError, UnmeasuredLossError
+
+SHARDS, ROWS = 6, 20
+
+
+def read(shard):
+    """20 items of a shard; item i of all 120 has the key k<i>."""
+    for row in range(shard * ROWS, (shard + 1) * ROWS):
+        x = torch.randn(5, generator=torch.Generator().manual_seed(row))
+        yield {"name": f"k{row}", "x": x, "y": int(x[0] > 0)}
+
+
+def stream(**options):
+    return rho.Stream(range(SHARDS), read, **{"key": "name", **options})
+
+
+@pytest.fixture
+def il():
+    return rho.Irreducible.from_losses({f"k{i}": i / 100 for i in range(SHARDS * ROWS)})
+
+
+def keys(loader):
+    return [key for batch in loader for key in batch["index"]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_item_comes_once_with_its_key(workers):
+    found = keys(DataLoader(stream(), batch_size=7, num_workers=workers))
+    assert sorted(found) == sorted(f"k{i}" for i in range(120))
+
+
+def test_each_rank_reads_shards_of_its_own(monkeypatch):
+    found = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        found.append(keys(DataLoader(stream(), batch_size=8, num_workers=2)))
+    assert [len(own) for own in found] == [40, 40, 40]
+    assert len(set(itertools.chain(*found))) == 120
+    with pytest.raises(RholossError, match="`shards` has 2 entries for 3 ranks"):
+        rho.Stream([0, 1], read, key="name")
+
+
+def test_the_order_of_shards_is_drawn_for_each_epoch():
+    first = [item["index"] for item in stream(shuffle=True, seed=1)]
+    again = stream(shuffle=True, seed=1)
+    assert [item["index"] for item in again] == first
+    assert sorted(first) == sorted(f"k{i}" for i in range(120))
+    again.epoch = 1
+    assert [item["index"] for item in again] != first
+    endless = itertools.islice(stream(shuffle=True, seed=1, repeat=True), 240)
+    both = [item["index"] for item in endless]
+    assert both[:120] == first
+    assert both[120:] == [item["index"] for item in again]
+
+
+def test_losses_are_joined_in_the_loader(il):
+    loader = DataLoader(stream(irreducible=il), batch_size=30)
+    for batch in loader:
+        expected = torch.tensor([int(key[1:]) / 100 for key in batch["index"]])
+        torch.testing.assert_close(batch["irreducible_loss"].float(), expected)
+    few = rho.Irreducible.from_losses({"k0": 1.0})
+    with pytest.raises(
+        UnmeasuredLossError, match="no finite irreducible loss, for instance ids k1,"
+    ):
+        list(stream(irreducible=few))
+
+
+def test_selection_from_a_stream_within_an_epoch(il):
+    loader = DataLoader(stream(irreducible=il), batch_size=30)
+    select = rho.Selector("negative_il", keep=0.1)
+    for step, batch in enumerate(itertools.islice(loader, 3)):
+        chosen = select(nn.Linear(5, 2), batch)
+        assert set(chosen) == {"index", "name", "x", "y"}
+        assert chosen["index"] == [f"k{step * 30 + i}" for i in range(3)]
+    plain = rho.Selector("negative_il", irreducible=il, keep=0.1)  # looked up by the selector
+    assert plain(nn.Linear(5, 2), next(iter(DataLoader(stream(), batch_size=30))))["index"] == [
+        "k0",
+        "k1",
+        "k2",
+    ]
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def run(il, steps, state=None, workers=0):
+    """Train on an endless stream; returns what was chosen and the state at the end."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    data = stream(irreducible=il, repeat=True, shuffle=True)
+    select = rho.Selector("rho", keep=0.25, loss=cross_entropy)
+    if state is not None:
+        model.load_state_dict(state["model"])
+        select.load_state_dict(state["select"])
+        data.resume(select.step, 16)
+    chosen = []
+    for batch in DataLoader(data, batch_size=16, num_workers=workers):
+        if select.step == steps:
+            break
+        small = select(model, batch)
+        optimizer.zero_grad()
+        F.cross_entropy(model(small["x"]), small["y"]).backward()
+        optimizer.step()
+        chosen.append(small["index"])
+    return chosen, {"model": model.state_dict(), "select": select.state_dict()}
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(0, 10), (1, 10), (2, 10), (2, 11)])
+def test_a_run_goes_on_in_the_middle_of_a_stream(il, workers, steps):
+    whole, end = run(il, 17, workers=workers)
+    first, half = run(il, steps, workers=workers)
+    second, again = run(il, 17, half, workers=workers)
+    assert first + second == whole
+    assert torch.equal(end["model"]["weight"], again["model"]["weight"])
+
+
+def test_a_stream_that_ends_cannot_go_on_with_several_workers():
+    data = stream()
+    data.resume(2, 10)
+    assert len(list(data)) == 100
+    assert len(keys(DataLoader(data, batch_size=10, num_workers=1))) == 100
+    with pytest.raises(RholossError, match=r"with 2 workers.*Pass repeat=True"):
+        list(DataLoader(data, batch_size=10, num_workers=2))
+
+
+def test_kinds_of_keys_and_items(il):
+    pairs = rho.Stream([0], lambda _: [(torch.ones(2), 3)], key=lambda item: "a")
+    assert next(iter(pairs))[0] == "a"
+    numbered = rho.Stream([0], lambda _: [{"index": torch.tensor(7), "x": 1.0}], key="index")
+    assert next(iter(numbered)) == {"index": 7, "x": 1.0}
+    joined = rho.Stream([0], lambda _: [{"index": "k5", "x": 1.0}], key="index", irreducible=il)
+    assert next(iter(joined)) == {"index": "k5", "x": 1.0, "irreducible_loss": pytest.approx(0.05)}
+    for wrong in ("nothing", lambda item: 1.5, lambda item: True):
+        with pytest.raises(
+            RholossError, match=r"An item of shard 0 has the key .* must give a string"
+        ):
+            next(iter(stream(key=wrong)))
+
+
+def test_shards_as_webdataset_writes_them(tmp_path):
+    """Tar files in which files of one sample stand together and share a stem."""
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for row in range(3):
+                for suffix, content in (("cls", b"%d" % row), ("txt", b"word %d" % row)):
+                    info = tarfile.TarInfo(f"{shard}-{row}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+
+    def samples(path):
+        with tarfile.open(path) as tar:
+            for stem, group in itertools.groupby(tar, lambda info: info.name.split(".")[0]):
+                files = {info.name.split(".")[1]: tar.extractfile(info).read() for info in group}
+                yield {"__key__": stem, "label": int(files["cls"]), "text": files["txt"].decode()}
+
+    data = rho.Stream([tmp_path / "0.tar", tmp_path / "1.tar"], samples, key="__key__")
+    found = [(item["index"], item["label"], item["text"]) for item in data]
+    assert found[4] == ("1-1", 1, "word 1")
+    assert len(found) == 6
+
+
+def test_a_streaming_data_set_of_hugging_face():
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+
+    def rows(shards):
+        for shard in shards:
+            for row in range(4):
+                yield {"id": f"{shard}/{row}", "x": float(row)}
+
+    source = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2]})
+    count = source.num_shards
+    assert count == 3
+    data = rho.Stream(range(count), lambda i: source.shard(count, i), key="id")
+    found = [(item["index"], item["x"]) for item in data]
+    assert found == [(f"{s}/{r}", float(r)) for s in range(3) for r in range(4)]
+
+
+def test_a_stream_is_scored_shard_by_shard(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    found = rho.score_irreducible(
+        model, stream(), loss=cross_entropy, batch_size=8, out=tmp_path / "il", progress=False
+    )
+    assert found.meta["measured"] == found.meta["identity"]["points"] == 120
+    items = list(stream())
+    with torch.no_grad():
+        expected = [F.cross_entropy(model(i["x"]), torch.tensor(i["y"])).item() for i in items]
+    np.testing.assert_allclose(found.lookup([i["index"] for i in items]), expected, atol=1e-6)
+    workers = rho.score_irreducible(
+        model,
+        stream(),
+        loss=cross_entropy,
+        batch_size=8,
+        out=tmp_path / "b",
+        num_workers=2,
+        progress=False,
+    )
+    assert torch.equal(workers.values, found.values)
+    with pytest.raises(RholossError, match="`out` was not given"):
+        rho.score_irreducible(model, stream(), loss=cross_entropy, progress=False)
