@@ -64,7 +64,7 @@ def test_a_resumed_run_has_stopped_too(easy):
 
 
 def test_it_is_for_rho_alone(easy):
-    with pytest.raises(RholossError, match="`catch_up` compares .* the method is 'loss'"):
+    with pytest.raises(RholossError, match=r"`catch_up` compares .* the method is 'loss'"):
         make(easy, 0.0, method="loss")
 
 
