@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from experiments.fair_clock import race as racing
-from experiments.fair_clock.arms import ARMS, Cell, needed_times, time_key
+from experiments.fair_clock.arms import ARMS, Cell, kinds
 from experiments.fair_clock.choose import choice_for, tuned
 from experiments.fair_clock.race import Race, Running, done, rate, run
 from experiments.fair_clock.report import difference, interval, page, paired, write
 
-TIMES = {time_key("uniform", 32, 1): 1.0, time_key("rho", 32, 5): 3.0, time_key("rho", 32, 4): 3.0}
+TIMES = {"uniform 32 of 32": 1.0, "planned 32 of 32": 1.0}
+TIMES |= {"scoring 32 of 160": 3.0, "scoring 32 of 128": 3.0}
 
 
 def test_a_budget_is_turned_into_steps():
@@ -24,7 +25,15 @@ def test_a_budget_is_turned_into_steps():
     annealed = Cell("clean", "annealed 30 %, IL 2 %", 32, 1e-3, 0, budget=18)
     assert annealed.steps(TIMES, il_seconds=2.0) == 10_000
     assert ARMS["annealed 30 %, IL 2 %"].schedule(10_000).stop == 3_000
-    assert sorted(needed_times([annealed, reused])) == [("rho", 32, 5), ("uniform", 32, 1)]
+    assert [kind.key for kind in kinds(annealed)] == ["scoring 32 of 160", "uniform 32 of 32"]
+
+
+def test_a_plan_pays_for_its_steps():
+    cell = Cell("clean", "remembered", 32, 1e-3, 0, budget=17)
+    assert {kind.key for kind in kinds(cell)} == {"planned 32 of 32"}
+    assert cell.steps({"planned 32 of 32": 2.0}, il_seconds=2.0) == 8_500
+    scores, plain = kinds(Cell("clean", "annealed", 32, 1e-3, 0))
+    assert (scores.key, plain.key) == ("scoring 32 of 128", "planned 32 of 32")
 
 
 def test_an_early_switch_leaves_time_for_more_steps():
@@ -130,7 +139,7 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(racing, "ResNet18", racing.SmallCNN)
     monkeypatch.setattr(racing, "Folded", lambda: None)  # the small CNN has nothing to fold
     made = Race("cifar10", str(tmp_path), precision="fp32", compile=False)
-    made.times = {"uniform 8 of 8": 1.0, "scoring 8 of 32": 2.0}
+    made.times = {"uniform 8 of 8": 1.0, "planned 8 of 8": 1.0, "scoring 8 of 32": 2.0}
     return made
 
 

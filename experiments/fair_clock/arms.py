@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -121,26 +121,33 @@ class Cell:
 
         `scoring` of them score; None: as the arm plans.
         """
-        arm = ARMS[self.arm]
+        scores, plain = (times[kind.key] for kind in kinds(self))
         budget = 1000 * (self.budget - self.spent_on_il(il_seconds))
-        uniform = times[time_key("uniform", self.n_b, 1)]
-        dear = times[time_key(arm.method, self.n_b, arm.k)]
         if scoring is not None:
-            return max(1, int((budget - scoring * dear) / uniform) + scoring)
+            return max(1, int((budget - scoring * scores) / plain) + scoring)
+        arm = ARMS[self.arm]
         switch = LONGEST if arm.switch is None else arm.switch
         share = switch if arm.scores else 0.0
-        return max(1, int(budget / (share * dear + (1 - share) * uniform)))
+        return max(1, int(budget / (share * scores + (1 - share) * plain)))
 
 
-def time_key(method: str, n_b: int, k: int) -> str:
-    return f"{'uniform' if method == 'uniform' else 'scoring'} {n_b} of {n_b * k}"
+@dataclass(frozen=True)
+class Kind:
+    """A kind of step, which has its own time: n_b of how many, by which method, by a plan or not."""
+
+    method: str
+    n_b: int
+    k: int = 1
+    planned: bool = False
+
+    @property
+    def key(self) -> str:
+        name = "scoring" if self.method != "uniform" else "planned" if self.planned else "uniform"
+        return f"{name} {self.n_b} of {self.n_b * self.k}"
 
 
-def needed_times(cells: Iterable[Cell]) -> list[tuple[str, int, int]]:
-    """(method, n_b, k) of the step times that these cells need."""
-    needed: dict[str, tuple[str, int, int]] = {}
-    for cell in cells:
-        arm = ARMS[cell.arm]
-        for method, k in (("uniform", 1), (arm.method, arm.k)):
-            needed.setdefault(time_key(method, cell.n_b, k), (method, cell.n_b, k))
-    return list(needed.values())
+def kinds(cell: Cell) -> tuple[Kind, Kind]:
+    """Of the steps that score, and of those that do not (the same if the arm never scores)."""
+    arm = ARMS[cell.arm]
+    plain = Kind("uniform", cell.n_b, planned=arm.plan is not None)
+    return (Kind(arm.method, cell.n_b, arm.k) if arm.scores else plain), plain

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 
 from experiments import records
 from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n, cifar100
-from experiments.fair_clock.arms import ARMS, Arm, Cell, needed_times, time_key
+from experiments.fair_clock.arms import ARMS, Arm, Cell, Kind, kinds
 from experiments.models import ResNet18, SmallCNN
 from rholoss.engine import CropFlip, Evaluator, Folded, Resident, Trainer, fit_resident, one_cycle
 from rholoss.noise import uniform_noise
@@ -125,25 +123,30 @@ class Race:
         trainer.change_length(steps, rate(cell, steps))
         return trainer
 
-    def measure_times(self, cells: list[Cell], steps: int = 150) -> None:
-        """Median milliseconds of a step, each kind alone on the device."""
-        for method, n_b, k in needed_times(cells):
-            key = time_key(method, n_b, k)
-            if key in self.times:
-                continue
-            arm = Arm(key, method, k=k)
-            cell = Cell("clean", "uniform", n_b, 1e-3, 0)
-            trainer = self.trainer(cell, steps + 30, steps + 30, arm)
-            trainer.train(30)
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-            marks[0].record()
-            for mark in marks[1:]:
-                trainer.train(1)
-                mark.record()
-            torch.cuda.synchronize()
-            spans = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
-            self.times[key] = statistics.median(spans)
-            print(f"{key}: {self.times[key]:.3f} ms", flush=True)
+    def measure_times(self, cells: list[Cell], steps: int = 300) -> None:
+        """Milliseconds of a step, each kind alone on the device: the mean over at least one pass.
+
+        So that what happens once a pass (dealing the rows, asking a plan) is in it.
+        """
+        for cell in cells:
+            for kind in kinds(cell):
+                if kind.key not in self.times:
+                    self.times[kind.key] = self._measure(replace(cell, labels="clean"), kind, steps)
+                    print(f"{kind.key}: {self.times[kind.key]:.3f} ms", flush=True)
+
+    def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
+        plan = ARMS[cell.arm].plan if kind.planned else None
+        steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
+        trainer = self.trainer(
+            cell, steps + 30, steps + 30, Arm("", kind.method, kind.k, plan=plan)
+        )
+        trainer.train(30)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        marks[0].record()
+        trainer.train(steps)
+        marks[1].record()
+        torch.cuda.synchronize()
+        return float(marks[0].elapsed_time(marks[1]) / steps)
 
 
 def rate(cell: Cell, steps: int) -> Callable[[int], float]:
@@ -196,10 +199,9 @@ class Running:
         """Wall clock of this run so far if it were alone, the IL included."""
         times, trainer = self.race.times, self.trainer
         scoring = min(trainer.step, trainer.schedule.stop) if self.arm.scores else 0
-        dear = times[time_key(self.arm.method, self.cell.n_b, self.arm.k)]
-        uniform = times[time_key("uniform", self.cell.n_b, 1)]
+        scores, plain = (times[kind.key] for kind in kinds(self.cell))
         spent = self.cell.spent_on_il(self.il_seconds)
-        return round(spent + (scoring * dear + (trainer.step - scoring) * uniform) / 1000, 3)
+        return round(spent + (scoring * scores + (trainer.step - scoring) * plain) / 1000, 3)
 
     def record(self) -> dict[str, Any]:
         """The line of results."""
