@@ -60,6 +60,10 @@ class Race:
             return self.clean
         if name == "noise 10 %":
             return uniform_noise(self.clean, self.num_classes, 0.1, seed=NOISE_SEED)[0]
+        if self.num_classes != 10:
+            raise ValueError(
+                f"`labels` is {name!r}, but CIFAR-100 has 'clean' and 'noise 10 %' here."
+            )
         return cifar10n(name, self.root)
 
     def data(self, cell: Cell) -> tuple[Resident, Resident]:

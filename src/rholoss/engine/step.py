@@ -96,12 +96,19 @@ def gather(data: Resident | Window, rows: Tensor, drawn: Tensor | None) -> tuple
     return data.batch(rows, drawn)
 
 
-def train_losses(
-    model: nn.Module, task: Task, x: Tensor, y: Tensor, dtype: torch.dtype | None
-) -> Tensor:
-    """Loss of each row, with a graph of gradients."""
+def train_loss(
+    model: nn.Module,
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    """The loss of a step, with a graph of gradients, and that of each row."""
     with own_autocast(x.device, dtype):
-        return task(model, (x, y))
+        loss_k = task(model, (x, y))
+    loss = loss_k.mean() if weight is None else (loss_k * weight).mean()
+    return loss, loss_k.detach()
 
 
 def score_candidates(
@@ -118,15 +125,16 @@ def score_candidates(
         return scorer.forward(model, (x, y), len(y), needs, draws)
 
 
+def next_rows(order: Order, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The next rows of an order, and their ids."""
+    rows = order.next()
+    return rows, ids.index_select(0, rows)
+
+
 def set_rate(lr: Tensor, lr_T: Tensor, number: Tensor) -> None:
     """The rate of this step, and on to the next."""
     lr.copy_(lr_T.index_select(0, number)[0])
     number += 1
-
-
-def weighted_mean(loss_k: Tensor, weight: Tensor | None) -> Tensor:
-    """The loss of a step."""
-    return loss_k.mean() if weight is None else (loss_k * weight).mean()
 
 
 class DeviceStep:
@@ -170,14 +178,14 @@ class DeviceStep:
         self.needs = method.needs - {"irreducible_loss"}
         self.runs_model = bool(self.needs)
         self.wrap: Callable[..., Any] = compiled if compile else lambda part: part
-        self._gather, self._losses, self._scores = (
+        self._gather, self._loss, self._scores = (
             self.wrap(gather),
-            self.wrap(train_losses),
+            self.wrap(train_loss),
             self.wrap(score_candidates),
         )
         # Book-keeping is many small kernels; compiled, it is few.
         self._remember = self.wrap(Memory.record)
-        self._next, self._set_rate = self.wrap(Order.next), self.wrap(set_rate)
+        self._next, self._set_rate = self.wrap(next_rows), self.wrap(set_rate)
         self.note = functools.partial(self.wrap(Counters.record), counters)
         self._guard = functools.partial(self.wrap(Counters.guard), counters)
         # Around what a step does to choose. The host's clock; a captured step has none.
@@ -206,8 +214,8 @@ class DeviceStep:
 
     def take(self, order: Order, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, inputs and targets of the next batch of an order."""
-        rows = self._next(order)
-        return self.data.ids.index_select(0, rows), *self.gather(rows, generator)
+        rows, index = self._next(order, self.data.ids)
+        return index, *self.gather(rows, generator)
 
     def gather(self, rows: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """Inputs, augmented, and targets of the rows of this step."""
@@ -243,10 +251,9 @@ class DeviceStep:
         The optimizer waits for `before_update`: whoever reads the weights beside the step is done then.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        loss_k = self._losses(self.model, self.task, x, y, self.dtype)
+        loss, loss_k = self._loss(self.model, self.task, x, y, weight, self.dtype)
         if self.memory is not None:
             self._remember(self.memory, index, loss_k)
-        loss = weighted_mean(loss_k, weight)
         loss.backward()
         self._change_rate()
         if before_update is not None:
@@ -256,7 +263,7 @@ class DeviceStep:
 
     def loss_of(self, model: nn.Module, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """The loss of these rows under another model, with a graph of gradients."""
-        return weighted_mean(self._losses(model, self.task, x, y, self.dtype), weight)
+        return self._loss(model, self.task, x, y, weight, self.dtype)[0]
 
     def count_flops(self, model: nn.Module, x: Tensor, y: Tensor) -> float | None:
         """Forward FLOPs of one of these rows, counted as `Selector` does; changes nothing."""
