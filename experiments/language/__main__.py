@@ -54,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=1e9, help="take no new run after so long")
     parser.add_argument("--side-by-side", type=int, default=1, help="processes; 1 for fair runs")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, default=Path("carry/language"))
+    parser.add_argument("--data", type=Path, default=Path("data/language"))
     parser.add_argument(
-        "--store", type=Path, default=Path("carry/language-il"), help="of IL models"
+        "--store", type=Path, default=Path("data/language-il"), help="of IL models"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser
