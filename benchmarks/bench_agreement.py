@@ -46,7 +46,9 @@ from rholoss.engine import (
     fit_resident,
     one_cycle,
 )
+from rholoss.engine.cheaper import Measured
 from rholoss.engine.overlap import Replica
+from rholoss.engine.resident import Examples
 from rholoss.noise import uniform_noise
 
 RESULTS = Path(__file__).parent / "results" / "agreement.jsonl"
@@ -91,8 +93,11 @@ OPTIONS = {
     "half resolution": Option(lambda setup: LowerResolution(2)),
     "proxy": Option(lambda setup: Proxy(setup.small)),
     "reuse, half forwarded": Option(lambda setup: Reuse(0.5)),
+    "gate, three quarters forwarded": Option(lambda setup: Gate(0.75)),
     "gate, half forwarded": Option(lambda setup: Gate(0.5)),
-    "gate, a quarter forwarded": Option(lambda setup: Gate(0.25)),
+    "gate 75 %, folded and overlapped": Option(
+        lambda setup: Gate(0.75, by=Folded()), {"batch_norm": "eval", "overlap": True}
+    ),
     "uniform": Option(trainer={"method": "uniform", "irreducible": None}),
 }
 
@@ -114,9 +119,9 @@ class OneStepOld(Cheaper):
         self.old.refresh_weights()
 
     def measure(
-        self, step: Any, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        found = self.inner.measure(step, self.old.model, index, x, y, generator)
+        self, step: Any, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
+        found = self.inner.measure(step, self.old.model, candidates, generator)
         self._refresh()  # for the next step, after this one's update
         return found
 
@@ -142,19 +147,19 @@ class Compared(Cheaper):
         self.scores = torch.zeros(1 + len(self.views), size, device=device)  # the exact ones first
 
     def measure(
-        self, step: Any, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        exact = step.measure(model, x, y, generator)
-        irreducible = step.irreducible.index_select(0, index)
+        self, step: Any, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
+        exact = step.measure(model, candidates.x, candidates.y, generator)
+        irreducible = step.irreducible.index_select(0, candidates.index)
         self.scores[0].copy_(exact["loss"] - irreducible)
         for row, (option, view) in enumerate(self.views, start=1):
-            found, _ = option.measure(view, model, index, x, y, generator)
+            found, _ = option.measure(view, model, candidates, generator)
             self.scores[row].copy_(found["loss"] - irreducible)
         return exact, None
 
-    def update(self, step: Any, index: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+    def update(self, step: Any, chosen: Examples, weight: Tensor | None) -> None:
         for option, view in self.views:
-            option.update(view, index, x, y, weight)
+            option.update(view, chosen, weight)
 
 
 def ranks(values: Tensor) -> Tensor:

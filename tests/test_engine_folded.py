@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.models import ResNet18
-from rholoss.engine import Folded, Resident, Trainer
+from rholoss.engine import Folded, Gate, Proxy, Resident, Reuse, Trainer
 from rholoss.engine.folded import FoldedCopy
 from rholoss.engine.fused import FusedConv
 from rholoss.errors import RholossError
@@ -151,3 +151,30 @@ def test_a_model_that_cannot_be_folded_is_told():
 
     with pytest.raises(RholossError, match="scale"):
         FoldedCopy(OwnParameter(), torch.float32)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", [Gate, Reuse])
+def test_what_is_forwarded_in_part_can_be_folded_too(images, kind, overlap):
+    labels = torch.arange(N) % 5
+
+    def chosen(scoring):
+        torch.manual_seed(0)
+        trainer = Trainer(
+            Net(), Resident(images, labels, device="cpu"), total_steps=6, irreducible=torch.linspace(0, 1, N),
+            candidates=48, keep=0.25, batch_norm="eval", scoring=scoring, overlap=overlap,
+        )  # fmt: skip
+        ids = []
+        trainer.on_flush.append(lambda step, index, losses: ids.append(index))
+        trainer.train(6)
+        trainer.flush()
+        assert trainer.ledger.scored == 6 * 36
+        return ids[0].sort(1).values
+
+    assert torch.equal(chosen(kind(0.75, by=Folded())), chosen(kind(0.75)))
+
+
+@pytest.mark.parametrize("by", [Proxy(Net), Gate(0.5)])
+def test_a_part_is_not_forwarded_by_what_learns_or_leaves_out(by):
+    with pytest.raises(RholossError, match=f"`by` of `Gate` is a `{type(by).__name__}`"):
+        Gate(0.75, by=by)

@@ -16,12 +16,17 @@ from torch.nn import functional as F
 
 from rholoss import core
 from rholoss.engine.optimizers import MakeOptimizer, adamw
+from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
 from rholoss.ledger import BACKWARD_FORWARDS
 from rholoss.modes import own_autocast, scoring_mode
 
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
+
+
+# Quantities [B], and the positions of those that were forwarded (None: all).
+Measured = tuple[dict[str, Tensor], Tensor | None]
 
 
 class Cheaper:
@@ -37,27 +42,19 @@ class Cheaper:
         return candidates, candidates
 
     def measure(
-        self,
-        step: DeviceStep,
-        model: nn.Module,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
         """Quantities [B], NaN where nothing is known: such a candidate is not chosen.
 
         Also returns the positions of those that were forwarded; None if all were.
         """
-        return step.measure(model, x, y, generator), None
+        return step.measure(model, candidates.x, candidates.y, generator), None
 
     def replica(self, step: DeviceStep) -> Any:
         """What scores beside training when scoring is overlapped; None for a plain copy of the model."""
         return None
 
-    def update(
-        self, step: DeviceStep, index: Tensor, x: Tensor, y: Tensor, weight: Tensor | None
-    ) -> None:
+    def update(self, step: DeviceStep, chosen: Examples, weight: Tensor | None) -> None:
         """Learn from the chosen rows."""
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
@@ -116,18 +113,13 @@ class LowerResolution(Cheaper):
         return F.avg_pool2d(x, self.factor)
 
     def measure(
-        self,
-        step: DeviceStep,
-        model: nn.Module,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
         """As the model sees the small images."""
         mode = step.scorer.batch_norm
         mode = "batch" if mode == "train" else mode
-        return step.measure(model, self.smaller(x), y, generator, batch_norm=mode), None
+        x = self.smaller(candidates.x)
+        return step.measure(model, x, candidates.y, generator, batch_norm=mode), None
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
         """Of a small image."""
@@ -160,25 +152,17 @@ class Proxy(Cheaper):
         return candidates, candidates + (1 + BACKWARD_FORWARDS) * k
 
     def measure(
-        self,
-        step: DeviceStep,
-        model: nn.Module,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
         """As the small model sees the candidates."""
         assert self.model is not None
-        return step.measure(self.model, x, y, generator), None
+        return step.measure(self.model, candidates.x, candidates.y, generator), None
 
-    def update(
-        self, step: DeviceStep, index: Tensor, x: Tensor, y: Tensor, weight: Tensor | None
-    ) -> None:
+    def update(self, step: DeviceStep, chosen: Examples, weight: Tensor | None) -> None:
         """One step of the small model."""
         assert self.model is not None
         self.optimizer.zero_grad(set_to_none=True)
-        step.loss_of(self.model, x, y, weight).backward()
+        step.loss_of(self.model, chosen, weight).backward()
         self.optimizer.step()
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
@@ -203,16 +187,53 @@ class Proxy(Cheaper):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class Reuse(Cheaper):
+class Partial(Cheaper):
+    """Forwards a share of the candidates, by the model itself or by another option (`Folded`)."""
+
+    def __init__(self, share: float = 0.5, by: Cheaper | None = None) -> None:
+        if not 0 < share <= 1:
+            raise RholossError(
+                f"`share` of `{type(self).__name__}` must be in (0, 1], but is {share}; 0.5 forwards half."
+            )
+        self.share, self.by = share, by or Cheaper()
+        if self.by.learns or isinstance(self.by, Partial):
+            raise RholossError(
+                f"`by` of `{type(self).__name__}` is a `{type(self.by).__name__}`; what is forwarded can be "
+                "forwarded by `Folded` or `LowerResolution`."
+            )
+
+    def attach(self, step: DeviceStep) -> None:
+        """How many are forwarded: at least as many as are chosen."""
+        self.by.attach(step)
+        candidates = step.order.size
+        self.num = core.num_selected(candidates, self.share)
+        if self.num < step.k:
+            raise RholossError(
+                f"`{type(self).__name__}`({self.share}) forwards {self.num} of {candidates} candidates, but "
+                f"{step.k} are chosen; pass a share of at least {step.k / candidates:.3g}."
+            )
+
+    def passes(self, candidates: int, k: int) -> tuple[int, int]:
+        """Only those that are forwarded."""
+        return self.num, self.num
+
+    def replica(self, step: DeviceStep) -> Any:
+        """That of the other option."""
+        return self.by.replica(step)
+
+    def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
+        """Those of the other option."""
+        return self.by.flops(step, x, y)
+
+
+class Reuse(Partial):
     """Forward only the share of candidates whose last known loss is oldest; the others keep theirs.
 
     A candidate that was never forwarded has no loss yet and is not chosen; the first to be forwarded are
     those. Every row is a candidate once an epoch, so a loss that is reused is at least about an epoch old.
     """
 
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = _checked_share(self, share)
-        self.loss: Tensor | None = None
+    loss: Tensor | None = None
 
     def attach(self, step: DeviceStep) -> None:
         """Make room for the last loss of each row, by id."""
@@ -223,35 +244,25 @@ class Reuse(Cheaper):
                 f"{', '.join(sorted(step.method.needs)) or 'nothing'}; use 'rho' or 'loss'."
             )
         size, device = int(step.data.ids.max()) + 1, step.data.device
-        self.num = _enough(self, step, self.share)
+        super().attach(step)
         self.loss = torch.full((size,), torch.nan, device=device)
         self.seen = torch.full((size,), -1, dtype=torch.long, device=device)  # at which step
         # Its own count: the step's number moves while scoring runs beside training.
         self.now = torch.zeros(1, dtype=torch.long, device=device)
 
-    def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Only the oldest."""
-        return self.num, self.num
-
     def measure(
-        self,
-        step: DeviceStep,
-        model: nn.Module,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
         """New losses of the oldest, old losses of the others."""
         assert self.loss is not None
-        age = self.seen.index_select(0, index)
+        age = self.seen.index_select(0, candidates.index)
         oldest = age.sort(stable=True).indices[: self.num]  # where alike, the earlier position
-        fresh = step.measure(model, x[oldest], y[oldest], generator)["loss"]
-        rows = index[oldest]
-        self.loss.index_copy_(0, rows, fresh.float())
-        self.seen.index_copy_(0, rows, self.now.expand(self.num))
+        forwarded = candidates.take(oldest)
+        measured, _ = self.by.measure(step, model, forwarded, generator)
+        self.loss.index_copy_(0, forwarded.index, measured["loss"].float())
+        self.seen.index_copy_(0, forwarded.index, self.now.expand(self.num))
         self.now += 1
-        return {"loss": self.loss.index_select(0, index)}, oldest
+        return {"loss": self.loss.index_select(0, candidates.index)}, oldest
 
     def moved(self) -> list[Tensor]:
         """The losses and when they were seen."""
@@ -269,14 +280,11 @@ class Reuse(Cheaper):
             tensor.copy_(state[name])
 
 
-class Gate(Cheaper):
+class Gate(Partial):
     """Forward only the share of candidates with the lowest irreducible loss; the rest is not chosen.
 
     What a holdout model finds hard is noise or out of reach, and seldom the most reducible.
     """
-
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = _checked_share(self, share)
 
     def attach(self, step: DeviceStep) -> None:
         """Check that there is a table of irreducible losses, and something to forward."""
@@ -287,48 +295,18 @@ class Gate(Cheaper):
                 f"{'has a live model' if step.live is not None else 'reads none'}; use 'rho' with what "
                 "`fit_irreducible` returned."
             )
-        self.num = _enough(self, step, self.share)
-
-    def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Only those that pass the gate."""
-        return self.num, self.num
+        super().attach(step)
 
     def measure(
-        self,
-        step: DeviceStep,
-        model: nn.Module,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
         """Of those that pass; NaN for the others."""
         assert step.irreducible is not None
-        loss_B = step.irreducible.index_select(0, index)
+        loss_B = step.irreducible.index_select(0, candidates.index)
         lowest = loss_B.sort(stable=True).indices[: self.num]
-        part = step.measure(model, x[lowest], y[lowest], generator)
+        part, _ = self.by.measure(step, model, candidates.take(lowest), generator)
         unknown = torch.full_like(loss_B, torch.nan)
         return {name: unknown.index_copy(0, lowest, v.float()) for name, v in part.items()}, lowest
-
-
-def _checked_share(option: Cheaper, share: float) -> float:
-    if not 0 < share <= 1:
-        raise RholossError(
-            f"`share` of `{type(option).__name__}` must be in (0, 1], but is {share}; 0.5 forwards half."
-        )
-    return share
-
-
-def _enough(option: Cheaper, step: DeviceStep, share: float) -> int:
-    """How many are forwarded: at least as many as are chosen."""
-    candidates = step.order.size
-    num = core.num_selected(candidates, share)
-    if num < step.k:
-        raise RholossError(
-            f"`{type(option).__name__}`({share}) forwards {num} of {candidates} candidates, but {step.k} "
-            f"are chosen; pass a share of at least {step.k / candidates:.3g}."
-        )
-    return num
 
 
 def _check_runs_model(option: Cheaper, step: DeviceStep) -> None:

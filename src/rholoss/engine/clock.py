@@ -10,6 +10,7 @@ import torch
 from torch import Generator
 
 from rholoss.engine.capture import WARM_UP, Captured
+from rholoss.engine.resident import Examples
 from rholoss.engine.step import DeviceStep
 from rholoss.errors import RholossError
 from rholoss.ledger import Ledger
@@ -88,7 +89,7 @@ def scoring_seconds(
     index, generator = step.data.ids[: len(rows)], Generator(device).manual_seed(0)
 
     def body() -> None:
-        step.choose(step.model, index, *step.gather(rows, generator), generator)
+        step.choose(step.model, Examples(index, *step.gather(rows, generator)), generator)
 
     moved = [counters.not_finite, counters.short, *step.scoring.moved()]
     before = [tensor.clone() for tensor in moved]

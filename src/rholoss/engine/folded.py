@@ -17,9 +17,10 @@ import torch
 from torch import Generator, Tensor, fx, nn
 from torch.nn import functional as F
 
-from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.cheaper import Cheaper, Measured
 from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
+from rholoss.engine.resident import Examples
 from rholoss.engine.step import score_candidates
 from rholoss.errors import RholossError
 
@@ -168,21 +169,15 @@ class Folded(Cheaper):
         return self.copy
 
     def measure(
-        self,
-        step: DeviceStep,
-        model: nn.Module,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
+    ) -> Measured:
         """As the folded copy sees the candidates."""
         assert self.copy is not None
         if model is not self.copy.model:  # not overlapped: nobody has refreshed it
             self.copy.refresh_statistics()
             self.copy.refresh_weights()
         with torch.no_grad():
-            x = x.to(self.copy.dtype)
+            x, y = candidates.x.to(self.copy.dtype), candidates.y
             measured = score_candidates(
                 self.copy.model, step.scorer, x, y, step.needs, 1, step.dtype
             )

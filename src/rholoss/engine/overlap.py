@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.copies import Copies
+from rholoss.engine.resident import Examples
 from rholoss.engine.step import DeviceStep
 from rholoss.modes import submodules
 
@@ -81,6 +82,7 @@ class OverlappedStep:
     def __call__(self) -> None:
         """Train on what was chosen, and choose the next."""
         index, x, y, score, mean, *weight = self.waiting
+        training = Examples(index, x, y)
         self.replica.refresh_statistics()  # which the training pass moves
         refreshed = torch.cuda.Event() if self.side is not None else None
         if self.side is not None:
@@ -90,7 +92,7 @@ class OverlappedStep:
             if refreshed is not None:
                 refreshed.record()
             chosen = self._choose_next()
-        loss = self.step.learn(index, x, y, weight[0] if weight else None, refreshed)
+        loss = self.step.learn(training, weight[0] if weight else None, refreshed)
         self.step.note(index, score, loss, mean)
         if self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
@@ -101,11 +103,12 @@ class OverlappedStep:
 
     def _choose_next(self) -> list[Tensor]:
         generator = self.step.generator()
-        index, x, y = self.step.take(self.step.order, generator)
-        selection, score_B, mean = self.step.choose(self.replica.model, index, x, y, generator)
+        candidates = self.step.take(self.step.order, generator)
+        selection, score_B, mean = self.step.choose(self.replica.model, candidates, generator)
         b = selection.position
         weight: list[Any] = [] if selection.weight is None else [selection.weight]
-        return [index[b], x[b], y[b], score_B[b], mean, *weight]
+        chosen = candidates.take(b)
+        return [chosen.index, chosen.x, chosen.y, score_B[b], mean, *weight]
 
 
 def _is_cuda(step: DeviceStep) -> bool:

@@ -22,6 +22,19 @@ class CropFlip:
     flip: bool = True
 
 
+@dataclass(frozen=True)
+class Examples:
+    """Rows of the data as a step uses them: ids [n], inputs [n, ...], targets [n]."""
+
+    index: Tensor
+    x: Tensor
+    y: Tensor
+
+    def take(self, b: Tensor) -> Examples:
+        """Those at these positions."""
+        return Examples(self.index[b], self.x[b], self.y[b])
+
+
 class Resident:
     """Inputs and targets on one device.
 

@@ -19,7 +19,7 @@ from rholoss.core import Method, Stats
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.memory import Memory
 from rholoss.engine.order import Order
-from rholoss.engine.resident import Resident
+from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
 from rholoss.losses import Task
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
@@ -212,24 +212,25 @@ class DeviceStep:
         with torch.no_grad(), mode, randomness:
             return self._scores(model, self.scorer, x, y, self.needs, self.draws, self.dtype)
 
-    def take(self, order: Order, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, inputs and targets of the next batch of an order."""
+    def take(self, order: Order, generator: Generator) -> Examples:
+        """The next batch of an order."""
         rows, index = self._next(order, self.data.ids)
-        return index, *self.gather(rows, generator)
+        return Examples(index, *self.gather(rows, generator))
 
     def gather(self, rows: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """Inputs, augmented, and targets of the rows of this step."""
         return self._gather(self._rows_from, rows, self.data.draw(len(rows), generator))
 
     def choose(
-        self, model: nn.Module, index: Tensor, x: Tensor, y: Tensor, generator: Generator
+        self, model: nn.Module, candidates: Examples, generator: Generator
     ) -> tuple[core.Selection, Tensor, Tensor]:
         """Score the candidates with a model and choose k of them; also all scores, and their mean."""
-        measured, forwarded = self.scoring.measure(self, model, index, x, y, generator)
+        index = candidates.index
+        measured, forwarded = self.scoring.measure(self, model, candidates, generator)
         if "irreducible_loss" in self.method.needs:
             if self.live is not None:
-                candidates = (x.float(), y)
-                measured["irreducible_loss"] = self.live.losses(index, candidates, self.data.device)
+                body = (candidates.x.float(), candidates.y)
+                measured["irreducible_loss"] = self.live.losses(index, body, self.data.device)
             else:
                 assert self.irreducible is not None
                 measured["irreducible_loss"] = self.irreducible.index_select(0, index)
@@ -240,9 +241,7 @@ class DeviceStep:
 
     def learn(
         self,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
+        chosen: Examples,
         weight: Tensor | None,
         before_update: torch.cuda.Event | None = None,
     ) -> Tensor:
@@ -251,9 +250,10 @@ class DeviceStep:
         The optimizer waits for `before_update`: whoever reads the weights beside the step is done then.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        x, y = chosen.x, chosen.y
         loss, loss_k = self._loss(self.model, self.task, x, y, weight, self.dtype)
         if self.memory is not None:
-            self._remember(self.memory, index, loss_k)
+            self._remember(self.memory, chosen.index, loss_k)
         loss.backward()
         self._change_rate()
         if before_update is not None:
@@ -261,9 +261,9 @@ class DeviceStep:
         self.optimizer.step()
         return loss
 
-    def loss_of(self, model: nn.Module, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    def loss_of(self, model: nn.Module, chosen: Examples, weight: Tensor | None) -> Tensor:
         """The loss of these rows under another model, with a graph of gradients."""
-        return self._loss(model, self.task, x, y, weight, self.dtype)[0]
+        return self._loss(model, self.task, chosen.x, chosen.y, weight, self.dtype)[0]
 
     def count_flops(self, model: nn.Module, x: Tensor, y: Tensor) -> float | None:
         """Forward FLOPs of one of these rows, counted as `Selector` does; changes nothing."""
@@ -282,21 +282,21 @@ class DeviceStep:
 
     def uniform(self) -> None:
         """Train on the next n_b rows as they come."""
-        index, x, y = self.take(self.uniform_order, self.generator())
-        weight = None if self.row_weight is None else self.row_weight.index_select(0, index)
-        loss = self.learn(index, x, y, weight)
-        self.note(index, None, loss)
+        chosen = self.take(self.uniform_order, self.generator())
+        weight = None if self.row_weight is None else self.row_weight.index_select(0, chosen.index)
+        loss = self.learn(chosen, weight)
+        self.note(chosen.index, None, loss)
 
     def select(self) -> None:
         """Lines 2 to 6 of Algorithm 1."""
         with self.timed():
             generator = self.generator()
-            index, x, y = self.take(self.order, generator)
-            selection, score_B, mean = self.choose(self.model, index, x, y, generator)
+            candidates = self.take(self.order, generator)
+            selection, score_B, mean = self.choose(self.model, candidates, generator)
             b, weight = selection.position, selection.weight
-            index, x, y = index[b], x[b], y[b]
+            chosen = candidates.take(b)
             if self.live is not None:
-                self.live.update((x.float(), y), weight)
-            self.scoring.update(self, index, x, y, weight)
-        loss = self.learn(index, x, y, weight)
-        self.note(index, score_B[b], loss, mean)
+                self.live.update((chosen.x.float(), chosen.y), weight)
+            self.scoring.update(self, chosen, weight)
+        loss = self.learn(chosen, weight)
+        self.note(chosen.index, score_B[b], loss, mean)
