@@ -1,0 +1,123 @@
+"""On a GPU: folded scoring and plans in graphs."""
+
+import math
+
+import pytest
+import torch
+
+from experiments.models import ResNet18
+from rholoss.engine import (
+    CropFlip,
+    Evaluator,
+    Folded,
+    Gate,
+    InfoBatch,
+    Remembered,
+    Resident,
+    Trainer,
+    fit_resident,
+)  # fmt: skip
+from rholoss.engine.folded import FoldedCopy
+from rholoss.schedules import annealed
+
+pytestmark = pytest.mark.gpu
+N, STEPS = 2560, 330  # more than three windows of a hundred
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 4, (N,), generator=generator)
+    images = torch.randint(0, 120, (N, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    for label in range(4):
+        images[labels == label, label % 3, 8 * label : 8 * label + 8] += 100
+    labels[::10] = (labels[::10] + 1) % 4  # a tenth is wrong
+    pixels = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "device": "cuda", "dtype": torch.bfloat16}
+    return Resident(images, labels, augment=CropFlip(2), **pixels)
+
+
+def make(data, keep=0.2, **options):
+    torch.manual_seed(0)
+    return Trainer(
+        ResNet18(4).to(memory_format=torch.channels_last), data, total_steps=STEPS,
+        irreducible=torch.linspace(0, 1, N), candidates=160, keep=keep, precision="bf16", **options,
+    )  # fmt: skip
+
+
+def test_folded_scores_are_those_of_eval_mode(data):
+    torch.manual_seed(0)
+    model = ResNet18(4).to("cuda", memory_format=torch.channels_last)
+    x, y = data.batch(torch.arange(512, device="cuda"))
+    with torch.autocast("cuda", torch.bfloat16):
+        for _ in range(5):
+            torch.nn.functional.cross_entropy(model(x), y).backward()  # statistics move
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * parameter.grad)
+    model.eval()
+    folded = FoldedCopy(model, torch.bfloat16)
+    folded.refresh_statistics()
+    folded.refresh_weights()
+    with torch.no_grad():
+        exact, quick = model.float()(x.float()), folded.model(x)
+    losses = [
+        torch.nn.functional.cross_entropy(o.float(), y, reduction="none") for o in (exact, quick)
+    ]
+    ranks = torch.stack([loss.argsort().argsort().float() for loss in losses])
+    assert torch.corrcoef(ranks)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("scoring", [Folded, lambda: Gate(0.75, by=Folded())])
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_a_folded_step_is_captured_and_learns(data, scoring, overlap, compile):
+    trainer = make(data, batch_norm="eval", scoring=scoring(), overlap=overlap, compile=compile)
+    trainer.train(STEPS)
+    trainer.flush()
+    assert trainer.captured[True].graph is not None
+    assert Evaluator(trainer.model, data, num_classes=4)().accuracy > 0.6  # 0.9 have the true label
+
+
+@pytest.mark.parametrize("plan", [Remembered(math.log(4)), InfoBatch()])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_plans_go_with_captured_steps(data, plan, compile):
+    trainer = make(data, keep=0.5, method="uniform", plan=plan, compile=compile)  # ten passes
+    ids = []
+    trainer.on_flush.append(lambda step, index, losses: ids.extend(index))
+    trainer.train(STEPS)
+    trainer.flush()
+    assert trainer.captured[False].graph is not None
+    seen = torch.zeros(N, dtype=torch.long).index_add(
+        0, torch.cat(ids), torch.ones(STEPS * 80).long()
+    )
+    assert torch.equal(trainer.rows.memory.seen.cpu(), seen)
+    if isinstance(plan, Remembered):
+        wrong = (torch.stack(ids) % 10 == 0).float().mean(1)
+        assert wrong[-50:].mean() < 0.5 * wrong[:50].mean()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_switch_comes_by_itself_and_a_plan_goes_on(data):
+    trainer = make(
+        data, batch_norm="eval", scoring=Folded(), overlap=True, catch_up=True,
+        schedule=annealed(STEPS, switch=0.9, drop=0.0), plan=Remembered(math.log(4)),
+    )  # fmt: skip
+    trainer.body.irreducible.fill_(5.0)  # what no target misses
+    trainer.train(STEPS)
+    trainer.flush()
+    assert trainer.schedule.stop == 100
+    assert all(captured.graph is not None for captured in trainer.captured.values())
+
+
+def test_folds_side_by_side_give_wrong_labels_away(data):
+    from experiments.models import SmallCNN
+
+    il = fit_resident(
+        lambda: SmallCNN(4), data, folds=2, epochs=15, batch_size=64, precision="bf16"
+    )
+    losses = il.lookup(torch.arange(N))
+    wrong = torch.arange(N) % 10 == 0
+    assert losses.isfinite().all()
+    assert losses[wrong].median() > 3 * losses[~wrong].median()
