@@ -1,4 +1,4 @@
-"""python -m experiments list | run --study NAME ... [--seeds 0 1] [--seconds S] | report"""
+"""python -m experiments list | run --study NAME ... [--seeds 0 1] [--seconds S] | report [--html DIR]"""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=math.inf, help="no new run after so long")
     parser.add_argument("--side-by-side", type=int, default=6, help="runs at a time")
     parser.add_argument("--data", default=None, help="data directory; else RHOLOSS_DATA")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="DIR",
+        help="report: also one page to explore, in this directory",
+    )
     parser.add_argument("--out", type=Path, default=records.RESULTS, help="directory of results")
     return parser
 
@@ -81,7 +87,12 @@ def _report(a: argparse.Namespace) -> None:
 
     for study in _chosen(a):
         print(write(study, a.out))
-    print(write_claims([*CLAIMS, *DIGIT_CLAIMS], STUDIES, a.out))
+    claims = [*CLAIMS, *DIGIT_CLAIMS]
+    print(write_claims(claims, STUDIES, a.out))
+    if a.html:
+        from experiments.bench.html import write_html
+
+        print(write_html(STUDIES, claims, a.out, a.html))
 
 
 if __name__ == "__main__":

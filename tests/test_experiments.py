@@ -1,5 +1,8 @@
 """What the experiments stand on: models and official files."""
 
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +35,9 @@ def tree(tmp_path):
         records.tofile(folder / name)
     (tmp_path / "cifar-n").mkdir()
     np.savez(
-        tmp_path / "cifar-n" / "CIFAR-10_human.npz", clean=np.arange(20), worse=np.arange(20)[::-1]
+        tmp_path / "cifar-n" / "CIFAR-10_human.npz",
+        worse_label=np.arange(20)[::-1],
+        random_label1=np.arange(20),
     )
     return tmp_path
 
@@ -45,14 +50,28 @@ def test_the_official_files_are_read(tree):
     assert train.labels[4] == raw[0]
     assert train.images[4, 1, 0, 5] == raw[1 + 1024 + 5]  # the green plane follows the red one
     assert cifar10n("worse", tree)[0] == 19
+    assert cifar10n("random1", tree)[0] == 0
+
+
+def test_human_labels_are_read_as_they_are_published(tmp_path):
+    path = tmp_path / "cifar-n" / "CIFAR-10_human.pt"
+    path.parent.mkdir()
+    torch.save({"worse_label": np.arange(20)[::-1].copy(), "random_label1": np.arange(20)}, path)
+    assert cifar10n("worse", tmp_path).tolist() == list(range(19, -1, -1))
+    assert cifar10n("random1", tmp_path).dtype == np.int64
+    torch.save({"worse_label": Path("anything")}, path)  # no arrays: nothing of it is made
+    with pytest.raises(pickle.UnpicklingError):
+        cifar10n("worse", tmp_path)
 
 
 def test_missing_and_broken_files_are_told(tree, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-10_human\.pt, md5 96644db5574813cae939af"):
+        cifar10n("worse", tmp_path / "elsewhere")
     with pytest.raises(
         FileNotFoundError, match=r"CIFAR-10 was expected at .* Get it from https://www.cs.tor"
     ):
         cifar10(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"`kind` is 'best', but .* has clean, worse"):
+    with pytest.raises(ValueError, match=r"`kind` is 'best', but .* has worse, random1"):
         cifar10n("best", tree)
     path = tree / "cifar-10-batches-bin" / "test_batch.bin"
     path.write_bytes(path.read_bytes()[:-1])

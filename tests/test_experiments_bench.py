@@ -190,6 +190,20 @@ def test_a_run_trains_as_its_cell_says(bench):
     assert torch.equal(current.watched.inner[0].weight, tiny(10)[0].weight)
 
 
+def test_runs_of_a_seed_start_alike_and_those_that_score_see_the_same_candidates(bench):
+    base = Cell(seed=5, **BASE)
+    loss, rho = replace(base, method="loss"), replace(base, method="rho", il="tiny, clean holdout")
+    runs = [Run(bench, cell) for cell in (base, loss, rho)]
+    for weights in zip(*(each.watched.parameters() for each in runs), strict=True):
+        assert torch.equal(weights[0], weights[1])
+        assert torch.equal(weights[0], weights[2])
+    for _ in range(7):  # into the second epoch
+        orders = [
+            (each.advance(1), each.trainer.body.order.state_dict()["rows"]) for each in runs[1:]
+        ]
+        assert torch.equal(orders[0][1], orders[1][1])
+
+
 def test_side_by_side_makes_the_same_runs_as_one_after_the_other(root, tmp_path):
     lines = []
     for number, side_by_side in enumerate((1, 3)):
@@ -234,6 +248,28 @@ def test_a_killed_process_is_gone_on_with(root, tmp_path):
     assert finished == 2
     assert path.read_text().startswith(kept)
     assert set(done(out)) == {cell.key() for cell in cells()}
+
+
+def test_a_run_that_fails_takes_no_other_with_it(bench, tmp_path, monkeypatch):
+    first, second, third = cells()
+    start, train = bench.start, Trainer.train
+
+    def starts(cell):
+        if cell == first:
+            raise FileNotFoundError("no such data")
+        return start(cell)
+
+    def trains(self, steps):  # an error of the engine that says nothing about the method
+        if self.seed == third.seed and self.step == 5:
+            raise RholossError("The GPU's memory does not hold this.")
+        train(self, steps)
+
+    monkeypatch.setattr(bench, "start", starts)
+    monkeypatch.setattr(Trainer, "train", trains)
+    told = r"2 run\(s\) failed and have no line(.|\n)*no such data(.|\n)*does not hold this"
+    with pytest.raises(RholossError, match=told):
+        run(bench, [("try", cell) for cell in cells()], tmp_path, progress=False)
+    assert set(done(tmp_path)) == {second.key()}
 
 
 def test_a_run_that_diverges_is_a_result_too(bench, tmp_path):

@@ -126,6 +126,7 @@ def test_a_page_of_what_is_there_so_far(tmp_path):
     assert "3 of 6 runs are there" in text
     assert "| RHO-LOSS | 1 / 2 (70) | 2 | 3 | 55.2 | 74.0 | 1 |" in text
     assert "| uniform |  | 4 (3-4) | NR | 35.0 (32.5-37.5) | 55.0 (50.0-60.0) | 2 |" in text
+    assert "| RHO-LOSS | 35.0 | 10.0 | 50.0 |" in text  # by class
     assert "Not run, or not in full: RHO-LOSS: 1 of 2 seeds." in text
     assert "## Another\n\nNot run." in text
     assert "[made](../made/runs.jsonl)" in text
@@ -186,6 +187,7 @@ def sooner(factor=1.0):
         ([[10, 50], [50, 50]], [[50, 50], [10, 50]], IN_PART),  # one seed of two
         ([[50, 50], [50, 50]], [[10, 50], [10, 50]], FAILS),
         ([[10, 10], [10, 10]], [[10, 10], [10, 10]], FAILS),  # neither gets there
+        ([[10, 50], [10, 50]], [[10, 50], [10, 50]], FAILS),  # neither is sooner
         ([[10, 10], [10, 10]], [[10, 50], [10, 50]], HOLDS),  # uniform never
         ([], [[50, 50]], NOT_RUN),
     ],
@@ -224,21 +226,45 @@ def test_a_controlled_measure_gets_the_accuracy_of_the_weakest_arm(tmp_path):
         seen.append(accuracy)
         return 1.0
 
-    compare = Compare("Clean: a group", "RHO-LOSS", measure, "uniform", controlled=True)
+    compare = Compare("Clean: a group", "RHO-LOSS", measure, plus=1.0, controlled=True)
     assert compare.judge(STUDY, Results.read(tmp_path))[1] == HOLDS
-    assert seen == [45.0, 45.0]  # a run that broke off is not counted
+    assert seen == [45.0]  # a run that broke off is not counted
 
 
 def test_a_claim_of_several_parts(tmp_path):
-    write(tmp_path, line(UNIFORM, [40]), line(RHO, [55]))
-    results = Results.read(tmp_path)
     higher = Compare("Clean: a group", "RHO-LOSS", final, "uniform", above=True)
     lower = replace(higher, above=False)
     absent = Compare("Another", "loss", final, above=True)
-    assert Claim("", "", "made", [higher, lower]).judge(STUDY, results)[1] == IN_PART
+    study = replace(STUDY, seeds=1)
+    short = "1 of 4 epochs"
+    write(tmp_path, line(replace(UNIFORM, epochs=1), [40]), line(RHO, [55]))
+    results = Results.read(tmp_path)
+    told, verdict = Claim("", "", "made", [higher, lower]).judge(study, results)
+    assert verdict == f"{IN_PART} ({short})"
+    assert told == "RHO-LOSS 55.0, uniform 40.0; RHO-LOSS 55.0, uniform 40.0"
     told, verdict = Claim("", "", "made", [higher, absent]).judge(STUDY, results)
-    assert verdict == "holds (1 of 2 parts not run)"
+    assert verdict == f"holds (1 of 2 seeds, {short}, 1 of 2 parts not run)"
     assert told == "RHO-LOSS 55.0, uniform 40.0"
+    many = Claim("", "", "made", [higher] * 8 + [lower]).judge(study, results)
+    assert many == ("8 of 9 hold", f"{IN_PART} ({short})")
+    assert Claim("", "", "made", [absent], why="no data").judge(study, results) == (
+        "no data",
+        NOT_RUN,
+    )
+
+
+def test_a_number_of_two_runs_is_held_against_a_bound(tmp_path):
+    write(tmp_path, line(UNIFORM, [40], 0), line(UNIFORM, [10], 1), line(RHO, [55], 0))
+
+    def gap(mine, other):
+        return final(mine) - final(other) if final(other) > 20 else None
+
+    compare = Compare("Clean: a group", "RHO-LOSS", gap, "uniform", paired=True, above=True)
+    results = Results.read(tmp_path)
+    assert replace(compare, plus=15.0).judge(STUDY, results) == ("RHO-LOSS 15.0", HOLDS)
+    assert replace(compare, plus=15.1).judge(STUDY, results) == ("RHO-LOSS 15.0", FAILS)
+    write(tmp_path, line(UNIFORM, [10], 1), line(RHO, [55], 1))
+    assert compare.judge(STUDY, Results.read(tmp_path)) == ("", NOT_RUN)  # the pair says nothing
 
 
 def test_the_claims_of_the_paper_name_groups_and_arms_that_exist(tmp_path):
@@ -259,7 +285,10 @@ def test_the_table_of_claims_goes_between_its_marks(tmp_path):
     report.write_claims([claim], {"made": STUDY}, tmp_path)
     text = path.read_text()
     assert text == page
-    assert "| It is faster | 2 x | RHO-LOSS 1.0, uniform 2.0 | [holds](made/README.md) |" in text
+    assert (
+        "| It is faster | 2 x | RHO-LOSS 1.0, uniform 2.0 | [holds (1 of 2 seeds)](made/README.md) |"
+        in text
+    )
     path.write_text("# No marks\n")
     with pytest.raises(RholossError, match="put them where the table goes"):
         report.write_claims([claim], {"made": STUDY}, tmp_path)

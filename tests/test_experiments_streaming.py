@@ -1,15 +1,21 @@
 """Cells on data that is read file by file: a tiny Clothing-1M, an ordinary loop, the same lines."""
 
 import functools
+import sys
+import time
+import types
+from dataclasses import replace
 
 import pytest
 import torch
 from fixtures_clothing import write_clothing1m
 from torch import nn
 
+from experiments.bench import streaming
 from experiments.bench.cell import Cell
 from experiments.bench.run import Bench, done, run
 from experiments.bench.streaming import Loop
+from experiments.datasets.folders import flipped, resized
 from experiments.models import MODELS
 from rholoss.errors import RholossError
 
@@ -104,8 +110,59 @@ def test_what_streamed_data_cannot_do_is_told(loop):
 
 
 def test_torchvision_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(
         ImportError, match="'resnet50' for large images is torchvision's: pip install"
     ):
         MODELS["imagenet_resnet50"](14)
+
+
+def test_test_images_are_not_turned_over(root, loop):
+    current = loop(Cell(**BASE))
+    assert current.files.test.transform is current.files.plain.transform is resized
+    assert current.files.train.transform is flipped
+
+
+def test_irreducible_losses_are_fitted_once_for_all_runs(loop, monkeypatch):
+    cell = Cell(**BASE, method="rho", il="tiny224, noisy holdout")
+    first = loop(cell)
+
+    def never(*_, **__):
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr(streaming, "fit_irreducible", never)
+    again = loop(replace(cell, method="negative_il", seed=1))
+    assert again.il_about == first.il_about
+    again.advance()
+    assert again.step == 2
+
+
+def test_seconds_of_training_do_not_hold_those_of_the_irreducible_losses(loop, monkeypatch):
+    before = time.perf_counter()
+    monkeypatch.setattr(Loop, "_losses", lambda *_: time.sleep(0.2))
+    assert loop(Cell(**BASE)).started - before >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("googlenet", ["aux1", "aux2"]), ("inception_v3", ["AuxLogits"])]
+)
+def test_side_heads_are_taken_off_after_the_weights_were_loaded(monkeypatch, name, heads):
+    """As torchvision does, which refuses `aux_logits=False` together with weights."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.aux_logits = nn.Linear(8, 1000), True
+            for head in heads:
+                setattr(self, head, nn.Linear(8, 1000))
+
+    def get_model(asked, weights, **options):
+        assert (asked, weights, options) == (name, "IMAGENET1K_V1", {})
+        return Network()
+
+    models = types.SimpleNamespace(get_model=get_model)
+    monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(models=models))
+    network = MODELS[f"imagenet_{name}"](14)
+    assert network.fc.out_features == 14
+    assert network.aux_logits is False
+    assert all(getattr(network, head) is None for head in heads)

@@ -20,6 +20,7 @@ What a cell names is looked up here:
 Data that is read file by file has its entry in `streaming.STREAMS` and trains in an ordinary loop.
 
 `run.Bench(root)` makes each of these once; `run.run(bench, cells, out, ...)` trains them side by side and
-appends a line for each to `<out>/<study>/runs.jsonl`; `report.write(study, out)` makes its page. A cell that
-has a line in any study's file is not run again: studies share runs.
+appends a line for each to `<out>/<study>/runs.jsonl`; `report.write(study, out)` makes its page, and
+`html.write_html` one page of all studies to explore. A cell that has a line in any study's file is not run
+again: studies share runs.
 """

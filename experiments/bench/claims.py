@@ -1,19 +1,20 @@
 """Claims of the paper, judged by the lines: what it says, its number, ours, and whether it holds.
 
 A claim holds if it does for every seed that can be judged, holds in part if only for the mean of the seeds
-or for some groups, and is not judged where runs are missing.
+or for some groups, and is not judged where runs are missing. Verdicts say where seeds or epochs are missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.bench.cell import Group, Study
-from experiments.bench.numbers import Results, mean, spread, weakest_final
+from experiments.bench.cell import Study
+from experiments.bench.numbers import Line, Results, mean, spread, weakest_final
 
-Measure = Callable[..., float | None]  # of a line; if `controlled`, of a line and an accuracy
+Measure = Callable[..., float | None]  # of a line, and of what `Compare` says beside
+MANY = 8  # parts, of which only the number that holds is told
 NOT_RUN, HOLDS, IN_PART, FAILS = "not run", "holds", "holds in part", "does not hold"
 
 
@@ -21,9 +22,11 @@ NOT_RUN, HOLDS, IN_PART, FAILS = "not run", "holds", "holds in part", "does not 
 class Compare:
     """One number of an arm against the same number of another, or against a bound.
 
-    Holds for a seed if ours(arm) <= factor x ours(other) + plus, or with `above` if it is at least that.
+    Holds for a seed if ours(arm) <= factor x ours(other) + plus, or with `above` if it is at least that;
+    where that is just ours(other), the same number will not do.
     What was not reached (None) counts as infinitely many steps. With `controlled` the measure also gets
-    the final accuracy of the weakest arm of the group, below which arms can be compared.
+    the final accuracy of the weakest arm of the group, below which arms can be compared. With `paired` it
+    gets the two arms' lines of a seed, and its number is held against `plus` (None: these say nothing).
     """
 
     group: str
@@ -34,20 +37,19 @@ class Compare:
     plus: float = 0.0
     above: bool = False
     controlled: bool = False
+    paired: bool = False
     unit: str = ""
     digits: int = 1
 
     def judge(self, study: Study, results: Results) -> tuple[str, str]:
         """(ours in words, verdict)."""
-        group = next(group for group in study.groups if group.title == self.group)
-        mine, theirs = (
-            self._numbers(name, study, group, results) for name in (self.arm, self.other)
-        )
-        seeds = sorted(set(mine) & set(theirs)) if self.other else sorted(mine)
+        lines = self._lines(study, results)
+        mine, theirs = self._numbers(lines)
+        seeds = sorted(set(mine) & set(theirs)) if self._against else sorted(mine)
         if not seeds:
             return "", NOT_RUN
         told = f"{self.arm} {self._told(mine, seeds)}"
-        told += f", {self.other} {self._told(theirs, seeds)}" if self.other else ""
+        told += f", {self._against} {self._told(theirs, seeds)}" if self._against else ""
         each = [self._holds(mine[seed], theirs.get(seed, 0.0)) for seed in seeds]
         if all(each):
             return told, HOLDS
@@ -57,20 +59,54 @@ class Compare:
         )
         return told, IN_PART if whole or any(each) else FAILS
 
+    def short(self, study: Study, results: Results) -> set[str]:
+        """What the runs lack of what the study asks for, in words."""
+        arms = next(group for group in study.groups if group.title == self.group).arms
+        lines, told = self._lines(study, results), set()
+        for name in filter(None, (self.arm, self.other)):
+            found = list(lines[name].values())
+            if 0 < len(found) < study.seeds:
+                told.add(f"{len(found)} of {study.seeds} seeds")
+            others = {line["epochs"] for line in found} - {arms[name].epochs}
+            told |= {f"{num} of {arms[name].epochs} epochs" for num in others}
+        return told
+
+    @property
+    def _against(self) -> str | None:
+        """The arm whose number is the bound."""
+        return None if self.paired else self.other
+
+    def _lines(self, study: Study, results: Results) -> dict[str, dict[int, Line]]:
+        """Lines of the group by arm and seed, of runs that came as far as an evaluation."""
+        group = next(group for group in study.groups if group.title == self.group)
+        arms = {name: results.of(cell, study.seeds) for name, cell in group.arms.items()}
+        return {
+            name: {line["seed"]: line for line in lines if line["eval"]}
+            for name, lines in arms.items()
+        }
+
     def _numbers(
-        self, name: str | None, study: Study, group: Group, results: Results
-    ) -> dict[int, float | None]:
-        if name is None:
-            return {}
-        arms = {arm: results.of(cell, study.seeds) for arm, cell in group.arms.items()}
-        ended = [line for lines in arms.values() for line in lines if line["eval"]]
+        self, lines: Mapping[str, Mapping[int, Line]]
+    ) -> tuple[dict[int, float | None], dict[int, float | None]]:
+        """Our number of each seed, of the arm and of the one that it is held against."""
+        mine, other = lines[self.arm], lines[self.other] if self.other else {}
+        if self.paired:
+            pairs = {seed: self.measure(mine[seed], other[seed]) for seed in set(mine) & set(other)}
+            return {seed: number for seed, number in pairs.items() if number is not None}, {}
+        ended = [line for found in lines.values() for line in found.values()]
         more = [weakest_final(ended)] if self.controlled and ended else []
-        return {line["seed"]: self.measure(line, *more) for line in arms[name] if line["eval"]}
+        first, second = (
+            {seed: self.measure(line, *more) for seed, line in found.items()}
+            for found in (mine, other)
+        )
+        return first, second
 
     def _holds(self, mine: float | None, other: float | None) -> bool:
         if math.isinf(_far(mine)):
             return False  # not reached, so no better than anything
-        bound = self.factor * _far(other) + self.plus if self.other else self.plus
+        if self._against and (self.factor, self.plus) == (1.0, 0.0) and mine == other:
+            return False  # neither is better
+        bound = self.factor * _far(other) + self.plus if self._against else self.plus
         return _far(mine) >= bound if self.above else _far(mine) <= bound
 
     def _told(self, numbers: dict[int, float | None], seeds: Sequence[int]) -> str:
@@ -83,21 +119,29 @@ def _far(value: float | None) -> float:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and the comparisons that it comes down to, all of which must hold."""
+    """A sentence of the paper and the comparisons that it comes down to, all of which must hold.
+
+    `why` says what it lacks, if it is not run for another reason than time.
+    """
 
     text: str
     paper: str
     study: str
     parts: Sequence[Compare]
+    why: str = ""
 
     def judge(self, study: Study, results: Results) -> tuple[str, str]:
         """(ours in words, verdict) of all parts together."""
-        judged = [part.judge(study, results) for part in self.parts]
-        ran = [(told, verdict) for told, verdict in judged if verdict != NOT_RUN]
+        judged = [(part, *part.judge(study, results)) for part in self.parts]
+        ran = [entry for entry in judged if entry[2] != NOT_RUN]
         if not ran:
-            return "", NOT_RUN
-        verdicts = {verdict for _, verdict in ran}
-        verdict = verdicts.pop() if len(verdicts) == 1 else IN_PART
+            return self.why, NOT_RUN
+        verdicts = [verdict for _, _, verdict in ran]
+        verdict = verdicts[0] if len(set(verdicts)) == 1 else IN_PART
+        short = sorted(set().union(*(part.short(study, results) for part, _, _ in ran)))
         if len(ran) < len(judged):
-            verdict += f" ({len(judged) - len(ran)} of {len(judged)} parts not run)"
-        return "; ".join(told for told, _ in ran), verdict
+            short.append(f"{len(judged) - len(ran)} of {len(judged)} parts not run")
+        verdict += f" ({', '.join(short)})" if short else ""
+        if len(ran) > MANY:
+            return f"{verdicts.count(HOLDS)} of {len(ran)} hold", verdict
+        return "; ".join(told for _, told, _ in ran), verdict

@@ -48,9 +48,7 @@ def draw(
     path: Path, arms: Mapping[str, Sequence[Line]], curve: Curve, ylabel: str, xlabel: str = "epoch"
 ) -> bool:
     """One PNG; False if no arm has a point."""
-    curves = {name: [curve(line) for line in lines] for name, lines in arms.items()}
-    curves = {name: [c for c in found if c] for name, found in curves.items()}
-    curves = {name: found for name, found in curves.items() if found}
+    curves = with_points(arms, curve)
     if not curves:
         return False
     figure, axes = _figure()
@@ -68,6 +66,14 @@ def draw(
     figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
     temporary.replace(path)
     return True
+
+
+def with_points(
+    arms: Mapping[str, Sequence[Line]], curve: Curve
+) -> dict[str, list[list[tuple[float, float]]]]:
+    """The curve of each run by arm, of those that have a point."""
+    curves = {name: [c for line in lines if (c := curve(line))] for name, lines in arms.items()}
+    return {name: found for name, found in curves.items() if found}
 
 
 def band(

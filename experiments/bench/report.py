@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.bench import plots
@@ -18,6 +18,7 @@ from experiments.bench.numbers import (
     best,
     epochs_to,
     final,
+    mean,
     missing,
     over,
     share,
@@ -35,8 +36,11 @@ PROTOCOL = f"""An epoch is one pass of the *candidates*: every method trains on 
 AdamW at PyTorch's defaults, learning rate constant, crop and flip (digits: none), test accuracy after every
 epoch or more often; bf16 where the lines say so (the paper: fp32). Final is the mean of the last {LAST}
 evaluations, best the highest. Numbers are means over seeds with the lowest and highest in brackets; NR: not
-reached. Irreducible-loss models are fitted once, with the weights of lowest loss on the training set, and
-reused by all runs. Seconds in the lines are those of several runs side by side, no measure of speed."""
+reached. A seed sets the initial weights and the order: runs of one seed start from the same weights, and all
+methods that score see the same candidates in the same order; uniform takes the shuffled rows as they come,
+n_b at a time. Wrong labels and irreducible-loss models are the same for all seeds; these models are fitted
+once, with the weights of lowest loss on the training set, and reused by all runs. Seconds in the lines are
+those of several runs side by side, no measure of speed."""
 
 
 def epochs(group: Group, lines: Lines) -> list[str]:
@@ -130,8 +134,13 @@ def classes(group: Group, lines: Lines) -> list[str]:
         there = [x for x in line["per_class"] if x is not None]
         return max(there) - min(there) if there else None
 
-    rows = [[name, over(found, worst), over(found, gap)] for name, found in lines.items()]
-    head = ["by class, at the end", "worst class, %", "best minus worst"]
+    def evenly(line: Line) -> float | None:
+        there = [x for x in line["per_class"] if x is not None]
+        return mean(there) if there else None
+
+    measures = (evenly, worst, gap)
+    rows = [[name, *(over(found, m) for m in measures)] for name, found in lines.items()]
+    head = ["by class, at the end", "mean of the classes, %", "worst class, %", "best minus worst"]
     return _table(head, rows)
 
 
@@ -162,7 +171,7 @@ def page(study: Study, results: Results, folder: Path) -> str:
     parts = [
         f"# {study.title}",
         f"Run by `python -m experiments run --study {study.name}`, page by `python -m experiments report`. "
-        f"{ran} of {len(cells)} runs are there. {_where(study, results)}".strip(),
+        f"{ran} of {len(cells)} runs are there. {where(study, results)}".strip(),
         PROTOCOL,
         *([study.note] if study.note else []),
     ]
@@ -180,10 +189,8 @@ def _group(study: Study, group: Group, results: Results, folder: Path) -> list[s
         if name in TABLES:
             parts.append("\n".join(TABLES[name](group, lines)).strip())
             continue
-        for kind, (curve, ylabel, xlabel) in PLOTS[name].items():
-            if name == "curves" and "steps" in group.show:
-                curve, xlabel = plots.over_steps(curve), "thousand steps"
-            file = f"{_slug(group.title)}-{kind}.png"
+        for kind, curve, ylabel, xlabel in curves_of(group, name):
+            file = f"{slug(group.title)}-{kind}.png"
             if plots.draw(folder / file, lines, curve, ylabel, xlabel):
                 parts.append(f"![{ylabel} by {xlabel}]({file})")
     parts += [group.note] if group.note else []
@@ -192,7 +199,17 @@ def _group(study: Study, group: Group, results: Results, folder: Path) -> list[s
     return parts
 
 
-def _where(study: Study, results: Results) -> str:
+def curves_of(group: Group, name: str) -> Iterator[tuple[str, plots.Curve, str, str]]:
+    """(kind, curve, label of y, label of x) of each plot that `name` stands for."""
+    for kind, (curve, ylabel, xlabel) in PLOTS[name].items():
+        if name == "curves" and "steps" in group.show:
+            yield kind, plots.over_steps(curve), ylabel, "thousand steps"
+        else:
+            yield kind, curve, ylabel, xlabel
+
+
+def where(study: Study, results: Results) -> str:
+    """On what and when the runs were made, and where their lines are."""
     lines = [line for cell in study.cells() if (line := results.get(cell)) is not None]
     if not lines:
         return ""
@@ -211,7 +228,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [line(head), line(["---"] * len(head)), *(line(row) for row in rows)]
 
 
-def _slug(title: str) -> str:
+def slug(title: str) -> str:
+    """A title as part of a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:48].strip("-")
 
 
@@ -236,7 +254,7 @@ def claims_table(claims: Sequence[Claim], studies: Mapping[str, Study], results:
     for claim in claims:
         ours, verdict = claim.judge(studies[claim.study], results)
         rows.append([claim.text, claim.paper, ours, f"[{verdict}]({claim.study}/README.md)"])
-    return "\n".join(_table(["claim", "the paper", "ours", ""], rows))
+    return "\n".join(_table(["claim", "the paper", "ours", "verdict"], rows))
 
 
 def write_claims(claims: Sequence[Claim], studies: Mapping[str, Study], out: Path) -> Path:

@@ -8,7 +8,7 @@ import functools
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from experiments.datasets import data_dir
 from experiments.models import MODELS
 from rholoss import LiveIrreducible, WithIndex, annealed, constant, coreset
 from rholoss.engine import Evaluation, Evaluator, Resident, Trainer, adamw
-from rholoss.errors import RholossError
+from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.progress import Bar
 
 CHUNK = 50  # steps of one run before the next one has its turn
@@ -232,7 +232,7 @@ class Run:
                 trainer.train(min(steps, look - before))
                 if trainer.step == trainer.total_steps:
                     trainer.flush()
-            except RholossError as problem:  # a run that diverged is a result too
+            except TooFewFiniteScoresError as problem:  # a run that diverged is a result too
                 self.error = str(problem)
                 return trainer.step - before
             if trainer.step == look:
@@ -280,7 +280,8 @@ def run(
 ) -> int:
     """Run cells, each with the name of its study, several at a time; no new one after `seconds`.
 
-    Returns how many were finished. Cells that have a line below `out` or `known` are passed over.
+    Returns how many were finished. Cells that have a line below `out` or `known` are passed over. One that
+    fails takes no other with it: what went wrong is raised when all others are through.
     """
     started, have = time.perf_counter(), done(out, *known)
     fresh: dict[Cell, str] = {}  # a cell of two studies goes to the first
@@ -289,18 +290,22 @@ def run(
             fresh.setdefault(cell, study)
     waiting = [(study, cell) for cell, study in fresh.items()]
     running: list[tuple[str, Run | Loop]] = []
-    finished = 0
+    finished, failed = 0, _Failures()
     with Bar(len(waiting), "runs", enabled=progress) as bar:
         while waiting or running:
             if time.perf_counter() - started > seconds:
                 waiting = []
             while waiting and len(running) < side_by_side:
                 study, cell = waiting.pop(0)
-                running.append((study, bench.start(cell)))
+                with failed.kept(study, cell):
+                    running.append((study, bench.start(cell)))
             for entry in list(running):
                 study, current = entry
-                current.advance()
-                if current.finished:
+                with failed.kept(study, current.cell):
+                    current.advance()
+                if failed.has(study, current.cell):
+                    running.remove(entry)
+                elif current.finished:
                     running.remove(entry)
                     record = line(current, study, side_by_side)
                     records.append(out / study / "runs.jsonl", record)
@@ -309,7 +314,37 @@ def run(
                     print(_told(record), flush=True)
                     del current, entry
                     gc.collect()  # a trainer holds itself and, by it, memory of the device
+    failed.tell()
     return finished
+
+
+class _Failures:
+    """Errors of single runs, kept until the others are through."""
+
+    def __init__(self) -> None:
+        self.errors: dict[tuple[str, Cell], Exception] = {}
+
+    @contextlib.contextmanager
+    def kept(self, study: str, cell: Cell) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.errors[study, cell] = error
+
+    def has(self, study: str, cell: Cell) -> bool:
+        return (study, cell) in self.errors
+
+    def tell(self) -> None:
+        """Raise an error that has each of their messages once."""
+        if not self.errors:
+            return
+        texts: dict[str, str] = {}  # message -> the first run that has it
+        for (study, cell), error in self.errors.items():
+            texts.setdefault(str(error), f"{study}, {cell.key()}")
+        raise RholossError(
+            f"{len(self.errors)} run(s) failed and have no line; the same command runs them again.\n"
+            + "\n".join(f"{where}: {text}" for text, where in texts.items())
+        ) from next(iter(self.errors.values()))
 
 
 def _told(line: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,11 +13,22 @@ from experiments.datasets.files import data_dir, need
 CIFAR_MEAN, CIFAR_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)  # as the authors' code
 PIXELS = 3072  # red, green and blue planes
 HOME = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
-HOME_N = "https://github.com/UCSC-REAL/cifar-10-100n"
-# MD5 of the archives, as that page states them.
+HOME_N = "https://github.com/UCSC-REAL/cifar-10-100n (its folder data)"
+# MD5 of the archives, as that page states them, and what they unpack to.
 ARCHIVES = {
-    "CIFAR-10": "cifar-10-binary.tar.gz, md5 c32a1d4ab5d03f1284b67883e8d87530",
-    "CIFAR-100": "cifar-100-binary.tar.gz, md5 03b5dce01913d631647c71ecec9e9cb8",
+    "CIFAR-10": (
+        "cifar-10-binary.tar.gz, md5 c32a1d4ab5d03f1284b67883e8d87530, which holds "
+        "cifar-10-batches-bin/{data_batch_1, ..., data_batch_5, test_batch}.bin"
+    ),
+    "CIFAR-100": (
+        "cifar-100-binary.tar.gz, md5 03b5dce01913d631647c71ecec9e9cb8, which holds "
+        "cifar-100-binary/{train, test}.bin"
+    ),
+}
+# MD5 of the files in that repository.
+HUMAN = {
+    "CIFAR-10": "CIFAR-10_human.pt, md5 96644db5574813cae939af5f7f2a0aec",
+    "CIFAR-100": "CIFAR-100_human.pt, md5 a67b45c1d7992051865b5c755bd68bb1",
 }
 
 
@@ -64,13 +76,32 @@ def cifar10n(kind: str, root: str | os.PathLike[str] | None = None) -> np.ndarra
 
 def cifar100n(root: str | os.PathLike[str] | None = None) -> np.ndarray:
     """Human (fine) labels of the 50,000 training images of CIFAR-100."""
-    return _human("CIFAR-100", "noisy_label", root)
+    return _human("CIFAR-100", "noisy", root)
 
 
 def _human(name: str, kind: str, root: str | os.PathLike[str] | None) -> np.ndarray:
-    path = need(data_dir(root) / "cifar-n" / f"{name}_human.npz", f"{name}N", HOME_N)
-    with np.load(path) as labels:
-        names = [key for key in labels.files if key.lower().startswith(kind.lower())]
-        if len(names) != 1:
-            raise ValueError(f"`kind` is {kind!r}, but {path} has {', '.join(labels.files)}.")
-        return labels[names[0]].astype(np.int64)
+    folder = data_dir(root) / "cifar-n"
+    path = folder / f"{name}_human.npz"  # the same labels, packed
+    if not path.exists():
+        path = need(folder / f"{name}_human.pt", f"{name}N", f"{HOME_N}: {HUMAN[name]}")
+    labels = {key.replace("_label", ""): value for key, value in _arrays(path).items()}
+    if kind not in labels:
+        raise ValueError(f"`kind` is {kind!r}, but {path} has {', '.join(labels)}.")
+    return np.asarray(labels[kind], np.int64)
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """Arrays by name, of a .npz, or of a .pt as it is published: a pickle that may hold nothing else."""
+    if path.suffix == ".npz":
+        with np.load(path) as packed:
+            return {key: packed[key] for key in packed.files}
+    import torch
+
+    rebuild = np.empty(0).__reduce__()[
+        0
+    ]  # numpy's, which has another address in each of its versions
+    allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, rebuild]
+    allowed.append((rebuild, "numpy.core.multiarray._reconstruct"))  # as the files were written
+    with torch.serialization.safe_globals(allowed):
+        found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found

@@ -16,7 +16,20 @@ from rholoss.errors import RholossError
 
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081  # of MNIST's training file, the usual figures
 HOME = "https://github.com/facebookresearch/qmnist (MNIST's files and QMNIST's)"
-HOME_AMBIGUOUS = "https://github.com/BlackHC/ddu_dirty_mnist/releases (data-v1.0.0)"
+HOME_AMBIGUOUS = (
+    "https://github.com/BlackHC/ddu_dirty_mnist/releases (data-v1.0.0: amnist_samples.pt, md5 "
+    "4f7865093b1d28e34019847fab917722, and amnist_labels.pt, md5 3bfc055a9f91a76d8d493e8b898c3c95)"
+)
+MD5 = {  # as torchvision has them; those of QMNIST's labels were checked
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    "qmnist-train-images-idx3-ubyte.gz": "ed72d4157d28c017586c42bc6afe6370",
+    "qmnist-train-labels-idx2-int.gz": "0058f8dd561b90ffdd0f734c6a30e5e4",
+    "qmnist-test-images-idx3-ubyte.gz": "1394631089c404de565df7b7aeaf9412",
+    "qmnist-test-labels-idx2-int.gz": "5b5b05890a5e13444e108efe57b788aa",
+}
 NUM_QMNIST_TEST = 10_000  # QMNIST's test file starts with MNIST's own test digits
 NUM_AMBIGUOUS_TRAIN = 60_000
 WRITER = 2  # column of QMNIST's label table
@@ -85,7 +98,9 @@ def _open(folder: Path, name: str, what: str) -> BinaryIO:
     plain = folder / name
     if plain.exists():
         return plain.open("rb")
-    return gzip.open(need(folder / f"{name}.gz", what, HOME), "rb")  # type: ignore[return-value]
+    packed = f"{name}.gz"
+    origin = f"{HOME}: {packed}, md5 {MD5[packed]}"
+    return gzip.open(need(folder / packed, what, origin), "rb")  # type: ignore[return-value]
 
 
 def _bytes(folder: Path, name: str, what: str) -> np.ndarray:

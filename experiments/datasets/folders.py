@@ -19,13 +19,14 @@ from rholoss.progress import Bar
 CINIC_MEAN, CINIC_STD = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CINIC_HOME = (
-    "https://datashare.ed.ac.uk/handle/10283/3192 (CINIC-10.tar.gz), laid out as "
+    "https://datashare.ed.ac.uk/handle/10283/3192 (CINIC-10.tar.gz, md5 "
+    "6ee4d0c996905fe93221de577967a372), laid out as "
     "CINIC-10/{train,valid,test}/<class>/*.png with 90,000 images of 10 classes in each part"
 )
 CLOTHING_HOME = (
     "https://github.com/Cysu/noisy_label (on request), laid out as clothing1m/images/... beside "
-    "{noisy_train,clean_train,clean_val,clean_test}_key_list.txt, noisy_label_kv.txt and "
-    "clean_label_kv.txt"
+    "{noisy_train,clean_train,clean_val,clean_test}_key_list.txt (the first three of 1,000,000, 47,570 and "
+    "14,313 lines; we know of no checksums), noisy_label_kv.txt and clean_label_kv.txt"
 )
 CLOTHING_CLASSES = 14
 CLOTHING_HOLDOUT = 100_000

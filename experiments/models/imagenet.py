@@ -14,7 +14,7 @@ HEADS = {  # where the last layer is
     "googlenet": "fc",
     "inception_v3": "fc",
 }
-AUXILIARY = ("googlenet", "inception_v3")
+AUXILIARY = {"googlenet": ("aux1", "aux2"), "inception_v3": ("AuxLogits",)}  # their side heads
 
 
 def imagenet(num_classes: int, name: str, pretrained: bool = True) -> nn.Module:
@@ -26,11 +26,14 @@ def imagenet(num_classes: int, name: str, pretrained: bool = True) -> nn.Module:
             f"The model {name!r} for large images is torchvision's: pip install torchvision."
         ) from error
     options: dict[str, Any] = {"weights": "IMAGENET1K_V1" if pretrained else None}
-    if name in AUXILIARY:
-        options |= {"aux_logits": False, "transform_input": False}
-    if name == "googlenet" and not pretrained:
+    if name in AUXILIARY and not pretrained:
         options["init_weights"] = True
     model = models.get_model(name, **options)
+    if name in AUXILIARY:
+        # Off as in the authors' code, but afterwards: pretrained weights are only loaded with the heads on.
+        model.aux_logits = False
+        for head in AUXILIARY[name]:
+            setattr(model, head, None)
     place, _, last = HEADS[name].rpartition(".")
     parent = model.get_submodule(place)
     setattr(parent, last, nn.Linear(getattr(parent, last).in_features, num_classes))

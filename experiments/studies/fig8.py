@@ -11,8 +11,11 @@ SIZES = {5: 640, 10: 320, 15: 213, 20: 160, 25: 128, 50: 64}
 
 
 def arm(base: Cell, n_B: int) -> Cell:
-    """As many steps as 150 epochs at n_B = 320."""
-    return rho(base, CNN_IL, n_B=n_B, epochs=round(150 * n_B / 320))
+    """As many steps as 150 epochs at n_B = 320, and looked at about as often."""
+    looks = max(
+        1, round(320 / n_B)
+    )  # n_B = 640 has as many steps to a look as an epoch: half as many
+    return rho(base, CNN_IL, n_B=n_B, epochs=round(150 * n_B / 320), looks=looks)
 
 
 def arms(base: Cell) -> dict[str, Cell]:

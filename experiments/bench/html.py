@@ -1,0 +1,146 @@
+"""The pages once more, to be looked at with the mouse: one self-contained file, made and not committed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench import plots
+from experiments.bench.cell import Group, Study
+from experiments.bench.claims import Claim
+from experiments.bench.numbers import Results, missing
+from experiments.bench.report import PROTOCOL, TABLES, Lines, claims_table, curves_of, slug, where
+from rholoss.report import page
+
+# Okabe and Ito's colours; with another dash they serve again. The two that matter look as in the demo.
+COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#882255", "#B8A800")
+STYLES = tuple(itertools.product(("solid", "dash", "dot"), COLOURS))
+FIXED = {"uniform": ("dot", page.GREY), "RHO-LOSS": ("solid", page.BLUE)}
+FREE = {"fixedrange": False}  # a part of the figure may be looked at closely
+LINK = re.compile(r"\[([^\]]+)\]\(([^)/]+)/README\.md\)")
+
+BODY = """
+<style>
+section h3 { margin: 3rem 0 .6rem; } td { vertical-align: top; } figure { margin: 1.2rem 0; }
+</style>
+<header><h1>{{ title }}</h1>
+<p class="soft">{{ protocol }}</p>
+<nav><ul>
+{% for study in studies %}<li><a href="#{{ study.name }}">{{ study.title }}</a>: {{ study.ran }}</li>
+{% endfor %}</ul></nav></header>
+<main>
+<section id="claims"><h2>What the paper claims</h2>{{ table(claims) }}</section>
+{% for study in studies %}
+<section id="{{ study.name }}"><h2>{{ study.title }}</h2>
+<p class="soft">{{ study.where }}</p>
+{% if study.note %}<p>{{ study.note }}</p>{% endif %}
+{% for group in study.groups %}<h3>{{ group.title }}</h3>
+{% for block in group.blocks %}
+{% if block.chart %}<figure><div class="chart" id="{{ block.chart }}"></div></figure>
+{% elif block.rows %}{{ table(block.rows) }}
+{% else %}<p class="soft">{{ block.text }}</p>
+{% endif %}
+{% endfor %}
+{% endfor %}
+</section>
+{% endfor %}
+</main>
+"""
+TABLE = """{% macro table(rows) %}<div class="scroll"><table>
+<thead><tr>{% for cell in rows[0] %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
+<tbody>{% for row in rows[1:] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>{% endmacro %}"""
+
+
+def write_html(
+    studies: Mapping[str, Study], claims: Sequence[Claim], out: Path, folder: Path
+) -> Path:
+    """Make `<folder>/index.html` of the runs below `out`; returns its path."""
+    results = Results.read(out)
+    figures: dict[str, Any] = {}
+    shown = [_study(study, results, figures) for study in studies.values()]
+    body = _render(
+        title="The paper's experiments, run again",
+        protocol=PROTOCOL.replace("*", ""),
+        studies=[study for study in shown if study["groups"]],
+        claims=[_linked(row) for row in _rows(claims_table(claims, studies, results).split("\n"))],
+    )
+    shell = page.render("page.html.j2", title="The paper's experiments", figures=figures)
+    # The last one: plotly's script comes before it, and in the figures no tag can stand.
+    before, tag, after = shell.rpartition("<body>\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    return page.write(folder / "index.html", before + tag + body + after)
+
+
+def _render(**context: Any) -> str:
+    environment = page.need("jinja2").Environment(autoescape=True, trim_blocks=True)
+    return str(environment.from_string(TABLE + BODY).render(**context))
+
+
+def _study(study: Study, results: Results, figures: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of a study; its figures go to `figures`, by the names of their places."""
+    cells = list(study.cells())
+    ran = sum(results.get(cell) is not None for cell in cells)
+    groups = []
+    for group in study.groups:
+        lines = {name: results.of(arm, study.seeds) for name, arm in group.arms.items()}
+        if any(lines.values()):
+            blocks = list(_blocks(study, group, lines, results, figures))
+            groups.append({"title": group.title, "blocks": blocks})
+    return {
+        "name": study.name,
+        "title": study.title,
+        "note": study.note,
+        "ran": f"{ran} of {len(cells)} runs",
+        "where": re.sub(r"\[(\w+)\]\([^)]*\)", r"\1", where(study, results)),
+        "groups": groups,
+    }
+
+
+def _blocks(
+    study: Study, group: Group, lines: Lines, results: Results, figures: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    for name in group.show:
+        if name in TABLES:
+            made = TABLES[name](group, lines)
+            yield {"rows": _rows(made)}
+            yield from ({"text": line} for line in made if line and not line.startswith("|"))
+            continue
+        for kind, curve, ylabel, xlabel in curves_of(group, name):
+            traces = list(_traces(plots.with_points(lines, curve)))
+            if traces:
+                place = f"{study.name}-{slug(group.title)}-{kind}"
+                figures[place] = page.figure(
+                    traces, xlabel, ylabel, hovermode="closest", xaxis=FREE, yaxis=FREE
+                )
+                yield {"chart": place}
+    yield from ({"text": text} for text in (group.note,) if text)
+    left = missing(group, results, study.seeds)
+    yield from ({"text": "Not run, or not in full: " + "; ".join(left) + "."} for _ in left[:1])
+
+
+def _traces(curves: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """A line for each arm, and the area from its lowest to its highest seed."""
+    styles = iter(STYLES)
+    for name, found in curves.items():
+        dash, colour = FIXED.get(name) or next(styles)
+        xs, middle, low, high = plots.band(found)
+        if len(found) > 1:
+            yield page.band(name, xs, low, high, colour)
+        yield page.line(name, xs, middle, colour, dash, legendgroup=name)
+
+
+def _rows(lines: Sequence[str]) -> list[list[Any]]:
+    """The cells of a table in Markdown, its head first."""
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows if set(row[0].strip()) != {"-"}]
+
+
+def _linked(row: Sequence[str]) -> list[Any]:
+    """Links to pages become links within this one."""
+    markup = page.need("markupsafe").Markup
+    link = markup('<a href="#{}">{}</a>')
+    return [link.format(m[2], m[1]) if (m := LINK.fullmatch(cell)) else cell for cell in row]
