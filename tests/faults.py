@@ -48,6 +48,21 @@ def workers_of(process: subprocess.Popen) -> dict[int, int]:
     return found
 
 
+def scoring_workers(folder: Path) -> dict[int, int]:
+    """Process ids of the scoring workers of a run in this folder, by their numbers."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").resolve() == folder.resolve():
+                environment = (entry / "environ").read_bytes().decode(errors="replace")
+                number = re.search(r"(?:^|\0)RHOLOSS_WORKER=(\d+)\0", environment)
+                if number:
+                    found[int(number.group(1))] = int(entry.name)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
 def finish(process: subprocess.Popen, seconds: float, folder: Path) -> None:
     """Wait for the run to end well; nothing of it is left behind in any case."""
     try:

@@ -232,6 +232,20 @@ def test_advise_as_json_with_the_cost_of_irreducible_losses(store: Path) -> None
     assert "cannot pay" in found["advice"][0]
 
 
+def test_advise_predicts_steps_with_scoring_workers() -> None:
+    result = rholoss_(f"{ADVISE} --quiet --device cpu --workers 3 --link 25 --every 4")
+    assert result.exit_code == 0, result.output
+    assert "with 3 scoring workers:" in result.stdout
+    assert "3 scoring workers: a step at the largest k takes" in result.stdout
+    assert "MB every 4 steps" in result.stdout
+    found = json.loads(rholoss_(f"{ADVISE} --quiet --json --workers 3").stdout)
+    assert [row["workers"] for row in found["with_workers"]] == [3] * 5
+    assert found["with_workers"][-1]["seconds"] < found["table"][-1]["step"]
+    slow = json.loads(rholoss_(f"{ADVISE} --quiet --json --workers 3 --link 1e-6").stdout)
+    assert slow["with_workers"][-1]["bound"] == "weights"
+    assert "with_workers" not in json.loads(rholoss_(f"{ADVISE} --quiet --json").stdout)
+
+
 def test_advise_refuses_half_an_account(store: Path) -> None:
     said = one_line(rholoss_(f"{ADVISE} --il-seconds 5"))
     assert "The irreducible losses cost 5.0 s; pass --steps" in said
@@ -277,7 +291,7 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("il score --help", ["rholoss il score --model mytask:small --weights small.safetensors"]),
         ("il check --help", ["rholoss il check il/mytask --data mytask:train"]),
         ("il show --help", ["rholoss il show il/mytask --highest 20"]),
-        ("advise --help", ["k is 1 / keep", "--precision bf16 --workers 8"]),
+        ("advise --help", ["k is 1 / keep", "--precision bf16 --loader-workers 8"]),
         ("demo --help", ["An epoch is one pass of the candidates", "rholoss demo --epochs 3"]),
         ("methods --help", ["rholoss methods --keep 0.5", "An epoch is one pass"]),
     ],

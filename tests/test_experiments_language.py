@@ -117,7 +117,10 @@ def test_the_paper_has_its_methods_and_the_fair_protocol_both_ways_to_count():
     found = list(cells.paper(["cola"], [0, 1]))
     assert len(found) == len(set(found)) == 2 * 8
     timed = list(cells.fair(["cola"], [0], 40.0))
-    assert len(timed) == len({cell.key() for cell in timed}) == 5
+    assert len(timed) == len({cell.key() for cell in timed}) == 6
+    counted = {(cell.method, cell.il_counts) for cell in timed}
+    both = {(method, counts) for method in ("rho", "annealed") for counts in (True, False)}
+    assert counted == {("uniform", False), ("random_half", False), *both}
 
 
 def test_matthews_correlation():
@@ -130,11 +133,30 @@ def test_matthews_correlation():
 
 def test_biases_and_norms_do_not_decay(bench):
     model = bench.make(tasks.TASKS["cola"])
-    deep, flat = train.parameters(model)
+    deep, flat = train.adamw(model.parameters(), 2e-5).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     assert all("LayerNorm" in names[id(p)] or "bias" in names[id(p)] for p in flat["params"])
     assert not any("LayerNorm" in names[id(p)] or "bias" in names[id(p)] for p in deep["params"])
+    assert len(deep["params"]) + len(flat["params"]) == len(names)
     assert (deep["weight_decay"], flat["weight_decay"]) == (0.02, 0.0)
+
+
+def test_settings_are_those_of_the_paper():
+    assert (cells.CANDIDATES, round(cells.KEEP * cells.CANDIDATES)) == (320, 32)
+    settings = {name: (t.lr, t.epochs, t.targets) for name, t in tasks.TASKS.items()}
+    assert settings["cola"] == (2e-5, 100, (0.75, 0.80))
+    assert settings["sst2"] == (2e-5, 15, (0.825, 0.90))
+
+
+def test_texts_of_several_lines_keep_their_words_apart(tmp_path):
+    (tmp_path / "banking77").mkdir()
+    for name in ("train", "test"):
+        content = 'text,category\n"lost\ncard",intent\nmoney,other\n'
+        (tmp_path / "banking77" / f"{name}.csv").write_text(content)
+    task = tasks.TASKS["banking77"]
+    texts, names = tasks._read(task, task.train, tmp_path)
+    assert texts == ["lost\ncard", "money"]
+    assert names == ["intent", "other"]
 
 
 def test_the_small_model_has_two_layers_of_the_same_weights(bench):
@@ -146,25 +168,47 @@ def test_the_small_model_has_two_layers_of_the_same_weights(bench):
     assert one.dtype == torch.float32
 
 
-def test_svp_trains_on_the_tenth_of_highest_entropy(bench):
-    cell = cells.Cell("cola", "svp", 0)
+def test_svp_keeps_the_tenth_of_highest_entropy(bench):
     half = bench.texts(tasks.TASKS["cola"])[0]
-    rows = train.kept(cell, bench, half)
+    proxy = bench.make(tasks.TASKS["cola"])
+    rows = train.core_set(proxy, half, bench.device)
     assert len(rows) == 65
-    proxy = bench.proxy(tasks.TASKS["cola"], "same").eval()
     with torch.no_grad():
         batch = half.rows(torch.arange(650))
         batch.pop("labels")
-        p = proxy(**batch).logits.softmax(1)
+        p = proxy.eval()(**batch).logits.softmax(1)
     entropy = torch.distributions.Categorical(p).entropy()
     assert entropy[rows].min() >= entropy.sort(descending=True).values[64] - 1e-5
-    run = train.Run(cell, bench, 3)
+
+
+@pytest.mark.parametrize(("method", "allowed"), [("svp", 65), ("random_half", 325)])
+def test_some_methods_train_on_rows_that_are_fixed(bench, method, allowed):
+    run = train.Run(cells.Cell("cola", method, 0), bench, 3)
+    assert len(set(run.rows.tolist())) == allowed
     seen = []
     run.select.on_scores.append(lambda step, stats, chosen: seen.extend(chosen.index.tolist()))
     for _ in range(2):
         run.step()
     assert len(seen) == 64
-    assert set(seen) <= set(rows.tolist())
+    assert set(seen) <= set(run.rows.tolist())
+
+
+def test_irreducible_losses_are_kept_in_one_small_file(bench, monkeypatch):
+    task = tasks.TASKS["cola"]
+    first = bench.fitted(task, "small")
+    assert first.loss.shape == (650,)
+    assert first.seconds > 0
+    (kept,) = bench.store.iterdir()
+    assert kept.stat().st_size < 10_000
+    monkeypatch.setattr(train.rho, "fit_irreducible", None)  # not called again
+    again = train.Bench(bench.model, bench.data, bench.store, bench.device, il_epochs=1)
+    found = again.fitted(task, "small")
+    assert torch.equal(found.loss, first.loss)
+    assert torch.equal(found.core_set, first.core_set)
+    assert found.seconds == first.seconds
+    other = train.Bench(bench.model, bench.data, bench.store, bench.device, il_epochs=2)
+    with pytest.raises(TypeError):  # of another fit nothing is taken
+        other.fitted(task, "small")
 
 
 def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, capsys):
@@ -197,27 +241,45 @@ def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, cap
     assert "0 runs to do" in capsys.readouterr().out
     command.main(["fair", *common, "--budget", "0.5"])
     timed = [line for line in records.read(out) if line["cell"]["budget"]]
-    assert len(timed) == 5
+    assert len(timed) == 6
     by_arm = {(line["cell"]["method"], line["cell"]["il_counts"]): line["steps"] for line in timed}
     assert by_arm["rho", True] <= by_arm["rho", False]
     command.main(["report", "--out", str(out)])
     page = (out.parent / "README.md").read_text()
     assert "Equal wall clock" in page
+    assert not list(out.parent.glob("*.png"))  # runs that were cut short are not plotted
     assert str(tmp_path) not in page
 
 
-def test_processes_share_the_runs_whatever_is_done_meanwhile(tmp_path, monkeypatch):
-    taken = []
-    monkeypatch.setattr(command, "_run", lambda a, cells: taken.append(cells))
-    out = tmp_path / "runs.jsonl"
-    common = ["paper", "--tasks", "cola", "--seeds", "0", "--out", str(out), "--side-by-side", "3"]
-    command.main([*common, "--part", "0"])
-    first = taken[0][0]
-    records.append(out, {"cell": vars(first)})  # done before the second process looks
-    command.main([*common, "--part", "1"])
-    command.main([*common, "--part", "2"])
-    everything = [cell for cells_ in taken for cell in cells_]
-    assert sorted(everything, key=str) == sorted(cells.paper(["cola"], [0]), key=str)
+def test_processes_share_the_runs(tmp_path, monkeypatch):
+    made = []
+
+    def run_cell(cell, bench):
+        made.append(cell)
+        return {"curve": []}
+
+    monkeypatch.setattr(train, "run_cell", run_cell)
+    monkeypatch.setattr(command, "_bench", lambda a: None)
+    everything = list(cells.paper(["cola"], [0]))
+    assert command.claim(tmp_path, everything[2])  # by another process, which is at it
+    common = ["paper", "--tasks", "cola", "--seeds", "0", "--claims", str(tmp_path)]
+    command.main([*common, "--out", str(tmp_path / "runs.jsonl")])
+    assert made == [*everything[:2], *everything[3:]]
+    command.main([*common, "--out", str(tmp_path / "more.jsonl")])
+    assert len(made) == len(everything) - 1
+
+
+def test_fair_runs_are_not_made_side_by_side(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["fair", "--side-by-side", "2"])
+    assert "so its runs go one after another" in capsys.readouterr().err
+
+
+def test_a_line_names_the_command_without_how_it_was_shared_out(monkeypatch):
+    words = "paper --tasks cola --store=x/y --seconds 300 --side-by-side 4 --seeds 0 1 --claims z"
+    monkeypatch.setattr("sys.argv", ["experiments.language", *words.split(), "--seconds", "270"])
+    expected = "python -m experiments.language paper --tasks cola --seeds 0 1"
+    assert command._about()["command"] == expected
 
 
 def line_of(method, curve, seed=0, task="cola", **cell):
@@ -247,4 +309,29 @@ def test_the_page_counts_epochs_and_says_what_was_never_reached():
 
 def test_a_budget_that_the_irreducible_losses_used_up_is_told():
     lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True) | {"steps": 0}]
-    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | NR | NR |" in report.page(lines)
+    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | 5.0 | NR | NR |" in report.page(lines)
+
+
+def test_the_seconds_that_fair_runs_took_are_told():
+    curve = [[40, 0.8, 0.5]]
+    arm = {"irreducible": "small", "budget": 40.0}
+    lines = [
+        line_of("rho", curve, **arm, il_counts=True) | {"seconds": 35.5},
+        line_of("rho", curve, **arm) | {"seconds": 39.5},
+        line_of("random_half", curve, **arm) | {"seconds": 41.0, "il_seconds": 0.0},
+    ]
+    page = report.page(lines)
+    assert "| RHO-LOSS | 5 s, counted | 40 | 1 | 40 | 40.5 | 80.0 |" in page
+    assert "| RHO-LOSS | 5 s, reused | 40 | 1 | 40 | 39.5 | 80.0 |" in page
+    assert "| random half |  | 40 | 1 | 40 | 41.0 | 80.0 |" in page
+
+
+def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = [line_of("uniform", [[10, 0.60, 0.1], [40, 0.70, 0.3]], seed) for seed in (0, 1)]
+    for line in [*lines, line_of("rho", [[10, 0.65, 0.1], [40, 0.80, 0.3]])]:
+        records.append(tmp_path / "runs.jsonl", line)
+    text = report.write(tmp_path).read_text()
+    for name in ("cola-accuracy.png", "cola-steps.png"):
+        assert f"({name})" in text
+        assert (tmp_path / name).read_bytes()[1:4] == b"PNG"

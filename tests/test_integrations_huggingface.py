@@ -2,11 +2,9 @@
 
 import copy
 import inspect
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,14 +18,12 @@ from fixtures_integrations import (
     Rows,
     assert_same_weights,
     irreducible,
-    points,
     recorded,
     through_core,
 )
 from torch.nn import functional as F
 
 import rholoss as rho
-from rholoss import core
 from rholoss.errors import RholossError
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
@@ -257,10 +253,14 @@ def test_string_ids_and_any_collator(tmp_path):
         assert {tuple(sorted(item)) for item in items} == {("labels", "x")}
         return {name: torch.stack([item[name] for item in items]) for name in ("x", "labels")}
 
-    more = {"data_collator": strict}
-    trainer_of(
+    more = {"data_collator": strict, "eval_dataset": dataset}
+    trainer = trainer_of(
         tmp_path, Classifier(), select, dataset, more=more, remove_unused_columns=False
-    ).train()
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert trainer.predict(dataset).predictions.shape[0] == ROWS
+    assert trainer.data_collator is strict
     assert len(chosen) == 8
     assert all(name in names for rows in chosen for name in rows)
 
@@ -453,38 +453,6 @@ def test_a_loss_of_the_trainers_own_is_trained_on(tmp_path):
     first_chosen, first_loss, _ = through_core(Classifier().net, seen.candidates[:1])
     assert seen.chosen[:1] == first_chosen
     assert losses_of(trainer)[0] == pytest.approx(2 * first_loss[0], abs=6e-5)
-
-
-def test_two_processes_choose_apart_and_learn_together(tmp_path):
-    here = Path(__file__).parent
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    paths = os.pathsep.join([str(here), str(here.parent / "src")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [*launch, str(here / "ranks_huggingface.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
-    assert ranks[0]["rows"] == pytest.approx(8 * TRAINED, rel=0.05)  # of both together
-    x, y = points()
-    net = Classifier().net
-    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
-    for step in range(0, 8, 2):
-        trained = []
-        for micro in (step, step + 1):
-            for rank in ranks:
-                index = torch.tensor(rank["candidates"][micro])
-                measured = core.measure(net, x[index], y[index], 1, 0)
-                best = (measured["loss"] - irreducible()[index]).topk(TRAINED // 2).indices
-                assert rank["chosen"][micro] == index[best].tolist()
-                trained += rank["chosen"][micro]
-        optimizer.zero_grad()
-        F.cross_entropy(net(x[trained]), y[trained]).backward()
-        optimizer.step()
-    for rank in ranks:
-        for name, value in net.state_dict().items():
-            torch.testing.assert_close(value, rank["weights"][name], rtol=1e-5, atol=1e-6)
-    first = [{row for batch in rank["candidates"][:4] for row in batch} for rank in ranks]
-    assert first[0].isdisjoint(first[1])  # no point is a candidate of both
 
 
 def test_ids_are_put_beside_what_the_collator_made():

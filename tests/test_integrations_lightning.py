@@ -1,8 +1,11 @@
 """Selection in Lightning and Fabric: as `core` chooses, with automatic optimization."""
 
 import copy
+import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,6 +190,98 @@ def test_a_resumed_fit_makes_the_same_choices(tmp_path):
     assert resumed.step == 12
     assert_same_weights(module, last)
     assert (tmp_path / "log.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:.*your dataloader is not resumable.*")  # it does not ask ours
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint.*")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fit_resumed_within_an_epoch_goes_on_with_the_next_batch(tmp_path, workers):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def fit(select, *callbacks, checkpoint=None, **options):
+        dataset, module = rho.WithIndex(TensorDataset(*points())), Module()
+        batches = select.batch_sampler(dataset, CANDIDATES)
+        loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers)
+        trainer = trainer_of(tmp_path, RhoCallback(select), *callbacks, max_epochs=3, **options)
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+        assert trainer.global_step == select.step
+        return module
+
+    whole, seen_whole = recorded()
+    undisturbed = fit(whole)
+    first, seen_first = recorded()
+    saving = ModelCheckpoint(tmp_path, "six", every_n_train_steps=6, save_top_k=-1)
+    fit(first, saving, max_steps=7, enable_checkpointing=True)  # 4 steps an epoch
+    resumed, seen = recorded()
+    last = fit(resumed, checkpoint=tmp_path / "six.ckpt")
+    assert seen_first.chosen[:6] + seen.chosen == seen_whole.chosen
+    assert len(seen.chosen) == 6
+    assert_same_weights(undisturbed, last)
+
+
+def test_a_compiled_module_is_scored_and_trained(tmp_path):
+    class Plain(Module):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return F.cross_entropy(self(x), y)
+
+    select, seen = recorded()
+    module = Plain()
+    first = copy.deepcopy(module.net)
+    compiled = torch.compile(module, backend="eager")
+    trainer_of(tmp_path, RhoCallback(select)).fit(compiled, train_loader())
+    chosen, _, net = through_core(first, seen.candidates)
+    assert seen.chosen == chosen
+    assert_same_weights(net, module.net)
+
+
+OTHER_NAME = """
+import sys
+import pytorch_lightning as pl
+from rholoss.integrations.lightning import RhoCallback
+assert issubclass(RhoCallback, pl.Callback)
+assert "lightning.pytorch" not in sys.modules, "it was not asked for"
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+import rholoss as rho
+from fixtures_integrations import Classifier, assert_same_weights, points, recorded, through_core
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Classifier().net
+    def forward(self, x):
+        return self.net(x)
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.3)
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(rho.WithIndex(TensorDataset(*points())), batch_size=24)
+
+select, seen = recorded()
+module = Module()
+trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[RhoCallback(select)], logger=False,
+                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(module, datamodule=Data())
+chosen, _, net = through_core(Classifier().net, seen.candidates)
+assert seen.chosen == chosen and len(chosen) == 8
+assert_same_weights(net, module.net)
+"""
+
+
+def test_under_its_other_name():
+    pytest.importorskip("pytorch_lightning")
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent / "src")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    command = [sys.executable, "-c", OTHER_NAME]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_dict_batches_and_an_inner_model(tmp_path):

@@ -47,6 +47,7 @@ ROOMS = {
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
         "arguments distributed"
     ),
+    "workers": "core data modes sampler selector steplog workers",
     "coreset": "core data methods scoring losses il progress",
     "timing": "core data methods modes scoring losses il progress",
     "advise": "core ledger timing",
@@ -58,7 +59,7 @@ LIBRARIES = {"torch", "numpy"}  # what importing the package may import
 HEAVY = {"rich", "typer", "plotly", "jinja2", "pyarrow", "transformers", "lightning", "scipy"}
 
 # Modules whose tests have another name than their own. A package named here has tests by its name.
-PACKAGES = {"demo", "report", "cli", "engine"}
+PACKAGES = {"demo", "report", "cli", "engine", "workers"}
 TESTED_BY = {
     "il/build": "il_store",
     "il/files": "il_store",

@@ -1,6 +1,6 @@
 """Run the tests of the integrations against the oldest and the newest supported versions.
 
-    make compat        or        python tools/compat.py [oldest newest trl] [--folder DIR]
+    make compat        or        python tools/compat.py [oldest between newest trl] [--folder DIR]
 
 Each set of versions gets a virtual environment of its own in a folder that is thrown away (or kept, with
 `--folder`, to be used again). The output goes to tests/full/compat_<set>.txt; nothing of it names the
@@ -42,6 +42,7 @@ SETS = {
         ),
         "datasets==4.0.0",
     ],
+    "between": ["torch==2.11.0", "transformers==5.17.0", "accelerate", "lightning", "datasets"],
     "newest": ["torch", "transformers", "accelerate", "lightning", "datasets"],
     "trl": ["torch==2.13.0", "trl", "peft", "transformers", "accelerate", "datasets"],
 }
@@ -52,6 +53,7 @@ TESTS = [
     "tests/test_integrations_trl.py",
     "tests/test_integrations_lightning.py",
     "tests/test_integrations_accelerate.py",
+    "tests/test_integrations_ranks.py",
     "tests/test_integrations_examples.py",
 ]
 QUIET = ["--quiet", "--disable-pip-version-check"]

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,10 @@ RESULTS = records.RESULTS / "language" / "runs.jsonl"
 
 
 def main(words: list[str] | None = None) -> None:
-    a = _parser().parse_args(words)
+    parser = _parser()
+    a = parser.parse_args(words)
+    if a.command == "fair" and a.side_by_side > 1:
+        parser.error("`fair` measures seconds, so its runs go one after another: --side-by-side 1")
     if a.command == "report":
         from experiments.language.report import write
 
@@ -31,12 +37,11 @@ def main(words: list[str] | None = None) -> None:
         else fair(a.tasks, a.seeds, a.budget)
     )
     cells = [cell for cell in cells if not a.methods or cell.method in a.methods]
-    if a.part is not None:  # before looking at what is done, which the others add to meanwhile
-        cells = cells[a.part :: a.side_by_side]
     have = {cell_of(record).key() for record in records.read(RESULTS, a.out)}
     cells = [cell for cell in cells if cell.key() not in have]
-    print(f"{len(cells)} runs to do", flush=True)
-    if a.part is None and a.side_by_side > 1:
+    if a.claims is None:
+        print(f"{len(cells)} runs to do", flush=True)
+    if a.claims is None and a.side_by_side > 1:
         _side_by_side(a, cells, words if words is not None else sys.argv[1:])
     else:
         _run(a, cells)
@@ -51,12 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=0, help="shorter runs, which are other runs")
     parser.add_argument("--il-epochs", type=int, default=10, help="at most")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a fair run")
-    parser.add_argument("--seconds", type=float, default=1e9, help="take no new run after so long")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so long")
     parser.add_argument("--side-by-side", type=int, default=1, help="processes; 1 for fair runs")
-    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # of one of the processes
     parser.add_argument("--data", type=Path, default=Path("data/language"))
     parser.add_argument(
-        "--store", type=Path, default=Path("data/language-il"), help="of IL models"
+        "--store", type=Path, default=Path("data/language-il"), help="of irreducible losses"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser
@@ -76,34 +81,50 @@ def _bench(a: argparse.Namespace) -> Any:
 
 
 def _run(a: argparse.Namespace, cells: list[Cell]) -> None:
-    from dataclasses import asdict
-
     from experiments.language.train import run_cell
 
     bench, started = _bench(a), time.perf_counter()
     for cell in cells:
+        if a.claims is not None and not claim(a.claims, cell):
+            continue
         if time.perf_counter() - started > a.seconds:
             print("out of time", flush=True)
             return
-        record = {
-            "cell": asdict(cell),
-            **run_cell(cell, bench),
-            **records.about("experiments.language"),
-        }
+        record = {"cell": asdict(cell), **run_cell(cell, bench), **_about()}
         records.append(a.out, record)
         last = record["curve"][-1] if record["curve"] else "no time left"
         print(f"{cell} {last} {record.get('seconds', 0):.1f} s", flush=True)
 
 
+def claim(folder: Path, cell: Cell) -> bool:
+    """Whether this process is the one that makes the run: the first to ask for it."""
+    try:
+        (folder / "-".join(map(str, cell.key()))).open("x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _about() -> dict[str, Any]:
+    about = records.about("experiments.language")
+    # How the runs were shared out, and for how long, is no part of what they are.
+    shared = r" --(claims|store|seconds|side-by-side)[ =]\S+"
+    return {**about, "command": re.sub(shared, "", about["command"])}
+
+
 def _side_by_side(a: argparse.Namespace, cells: list[Cell], words: list[str]) -> None:
     from experiments.language.tasks import TASKS
 
-    bench = _bench(a)
+    bench, started = _bench(a), time.perf_counter()
     for task, size in sorted({(c.task, c.irreducible) for c in cells if c.needs_il}):
-        bench.irreducible(TASKS[task], size)  # once, before the others look for them
-    command = [sys.executable, "-m", "experiments.language", *words]
-    parts = [subprocess.Popen([*command, "--part", str(part)]) for part in range(a.side_by_side)]
-    failed = [part.args for part in parts if part.wait()]
+        bench.fitted(TASKS[task], size)  # once, alone: its seconds are part of the result
+    left = max(0.0, a.seconds - (time.perf_counter() - started))
+    with tempfile.TemporaryDirectory() as claims:
+        # The last of two options that are the same counts.
+        more = ["--claims", claims, "--seconds", f"{left:.0f}"]
+        command = [sys.executable, "-m", "experiments.language", *words, *more]
+        parts = [subprocess.Popen(command) for _ in range(a.side_by_side)]
+        failed = [part.args for part in parts if part.wait()]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(parts)} processes failed; run the command again.")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.language.tasks import TASKS
 
 PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negative_il", "rho")
-FAIR_METHODS = ("uniform", "rho", "annealed")
+FAIR_METHODS = ("uniform", "random_half", "rho", "annealed")
+FIXED_ROWS = ("svp", "random_half")  # train on rows that were chosen before the first step
 CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
 IRREDUCIBLE = ("same", "small")  # the model that trains, or its first two layers
 
@@ -49,10 +50,9 @@ def fair(tasks: list[str], seeds: list[int], budget: float) -> Iterator[Cell]:
     """Equal wall clock, learning rate decayed to zero; the small IL model's time inside and outside."""
     for seed in seeds:
         for task in tasks:
-            yield Cell(task, "uniform", seed, "small", budget)
-            for method in FAIR_METHODS[1:]:
-                for counts in (True, False):
-                    yield Cell(task, method, seed, "small", budget, counts)
+            for method in FAIR_METHODS:
+                cell = Cell(task, method, seed, "small", budget)
+                yield from (replace(cell, il_counts=True), cell) if cell.needs_il else (cell,)
 
 
 def cell_of(record: dict[str, Any]) -> Cell:

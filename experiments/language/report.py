@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments import records
+from experiments.bench import plots
 from experiments.language.cells import PAPER_METHODS, Cell, cell_of
 from experiments.language.tasks import TASKS
 
 TITLES = {
     "uniform": "uniform", "loss": "training loss", "grad_norm": "gradient norm",
     "grad_norm_is": "gradient norm IS", "svp": "SVP", "negative_il": "negative IL", "rho": "RHO-LOSS",
-    "annealed": "annealed RHO-LOSS",
+    "annealed": "annealed RHO-LOSS", "random_half": "random half",
 }  # fmt: skip
 # Table 2 of the paper (ALBERT v2): epochs to the two targets, NR where never reached, final accuracy.
 PAPER: dict[str, dict[str, tuple[str, str, str]]] = {
@@ -99,6 +100,7 @@ def fair_table(runs: list[tuple[Cell, dict[str, Any]]]) -> list[str]:
         "budget, s",
         "seeds",
         "steps",
+        "seconds used",
         "final accuracy",
         "Matthews (x 100)",
     ]
@@ -108,23 +110,46 @@ def fair_table(runs: list[tuple[Cell, dict[str, Any]]]) -> list[str]:
         groups.setdefault((cell.task, cell.method, cell.il_counts, cell.budget), []).append(record)
     for (task, method, counts, budget), found in groups.items():
         il = statistics.fmean(r["il_seconds"] for r in found)
-        used = "" if method == "uniform" else f"{il:.0f} s, " + ("counted" if counts else "reused")
+        used = f"{il:.0f} s, {'counted' if counts else 'reused'}" if il else ""
         ends = [100 * r["curve"][-1][1] if r["curve"] else None for r in found]
         scale = [100 * r["curve"][-1][2] if r["curve"] else None for r in found]
         row = [task, TITLES[method], used, f"{budget:g}", str(len(found))]
-        row += [over_seeds((r["steps"] for r in found), 0), over_seeds(ends)]
+        row += [over_seeds((r["steps"] for r in found), 0)]
+        row += [over_seeds(seconds_used(r, counts) for r in found), over_seeds(ends)]
         lines.append(f"| {' | '.join([*row, over_seeds(scale) if task == 'cola' else ''])} |")
     return lines
 
 
-def page(lines: list[dict[str, Any]]) -> str:
-    """The whole page."""
+def seconds_used(record: dict[str, Any], il_counts: bool) -> float:
+    """What the run really took, to be held against its budget."""
+    return float(record.get("seconds", 0.0) + (record["il_seconds"] if il_counts else 0.0))
+
+
+def draw(task: str, runs: list[tuple[Cell, dict[str, Any]]], folder: Path) -> list[str]:
+    """Accuracy by epoch, and the steps to each accuracy (Fig. 5)."""
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for cell, record in runs:
+        name = TITLES[cell.method] + (", small IL model" if cell.irreducible == "small" else "")
+        curve = [(step, 100 * accuracy) for step, accuracy, _ in record["curve"]]
+        line = {"steps_per_epoch": record["steps_an_epoch"], "eval": curve}
+        arms.setdefault(name, []).append(line)
+    plots.draw(folder / f"{task}-accuracy.png", arms, plots.accuracy, "test accuracy, %")
+    drawn = [f"![test accuracy by epoch]({task}-accuracy.png)"]
+    steps = f"{task}-steps.png"
+    if plots.draw(folder / steps, arms, plots.reached, "steps", "test accuracy, %"):
+        drawn.append(f"![steps to each accuracy]({steps})")
+    return drawn
+
+
+def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
+    """The whole page; plots are drawn where there is a folder for them."""
     runs = [(cell_of(record), record) for record in lines]
     text = ["# Language: CoLA, SST-2, Banking77", "", INTRODUCTION, ""]
     for task in TASKS:
         mine = [(c, r) for c, r in runs if c.task == task and not c.budget and not c.epochs]
         if mine:
             text += [f"## {task}, the paper's protocol", "", *paper_table(task, mine), ""]
+            text += [*draw(task, mine, folder), ""] if folder else []
     timed = [(c, r) for c, r in runs if c.budget]
     if timed:
         text += [
@@ -148,7 +173,7 @@ def write(folder: Path) -> Path:
         raise SystemExit(f"{folder / 'runs.jsonl'} has no runs; make some with `paper` or `fair`.")
     path = folder / "README.md"
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(page(lines))
+    fresh.write_text(page(lines, folder))
     os.replace(fresh, path)
     return path
 
@@ -169,4 +194,7 @@ FAIR = """\
 Every arm has the same seconds of training (evaluation not counted) and a learning rate that falls linearly
 to zero. *Counted*: the time of the irreducible-loss model (2 layers) is part of the budget; *reused*: it is
 not. Annealed: RHO-LOSS for the first 30 % of the steps, then uniform without the tenth of highest
-irreducible loss. Uniform draws its 32 rows from the same 320 candidates, which costs it nothing."""
+irreducible loss. Uniform draws its 32 rows from the same 320 candidates, which costs it nothing; random
+half does the same with half of the training rows, drawn once. The number of steps is set beforehand, from
+steps that were timed; *seconds used* is what the run then took, with the irreducible losses where they
+count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import lzma
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,13 +126,15 @@ def _read(task: Task, files: tuple[str, ...], data: Any) -> tuple[list[str], lis
     """Texts and class names, in the order of the files."""
     found = []
     for file in files:
-        lines = _content(task, file, data).splitlines()
+        content = _content(task, file, data)
+        lines = content.splitlines()
         if task.name == "cola":  # source, label, mark, sentence
             found += [(cells[3], cells[1]) for cells in (line.split("\t") for line in lines)]
         elif task.name == "sst2":
             found += [tuple(line.split("\t")[:2]) for line in lines[1:]]
         else:
-            found += [tuple(row) for row in list(csv.reader(lines))[1:]]
+            # Some texts have several lines.
+            found += [tuple(row) for row in list(csv.reader(io.StringIO(content, newline="")))[1:]]
     return [text.strip() for text, _ in found], [name for _, name in found]
 
 

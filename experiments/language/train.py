@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, KEEP, Cell
+from experiments.language.cells import CANDIDATES, FIXED_ROWS, KEEP, Cell
 from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
 
 WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
@@ -25,12 +27,39 @@ SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the
 TIMED_STEPS, WARM_STEPS = 30, 10
 
 
-def parameters(model: nn.Module, decay: float = WEIGHT_DECAY) -> list[dict[str, Any]]:
-    """No weight decay on biases and norms, as the authors have it."""
-    flat, deep = [], []
-    for parameter in model.parameters():
-        (flat if parameter.ndim < 2 else deep).append(parameter)
-    return [{"params": deep, "weight_decay": decay}, {"params": flat, "weight_decay": 0.0}]
+def adamw(parameters: Iterable[Tensor], lr: float, **options: Any) -> torch.optim.AdamW:
+    """AdamW without weight decay on biases and norms, as the authors have it."""
+    given = list(parameters)
+    groups = [
+        {"params": [p for p in given if p.ndim >= 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in given if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, **options)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What runs read of an irreducible-loss model. Its weights, 200 times as large, are not kept."""
+
+    loss: Tensor  # of the training half, [N]
+    seconds: float  # fitting and measuring
+    core_set: Tensor  # the rows that SVP keeps, with this model as its proxy
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".tmp")
+        with fresh.open("wb") as file:
+            np.savez(file, loss=self.loss, seconds=self.seconds, core_set=self.core_set)
+        os.replace(fresh, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Fitted:
+        with np.load(path) as found:
+            return cls(
+                torch.from_numpy(found["loss"]),
+                float(found["seconds"]),
+                torch.from_numpy(found["core_set"]),
+            )
 
 
 @dataclass
@@ -43,7 +72,7 @@ class Bench:
     device: torch.device
     il_epochs: int = IL_EPOCHS
     _loaded: dict[tuple[str, torch.device], list[Texts]] = field(default_factory=dict)
-    _losses: dict[tuple[str, str], rho.Irreducible] = field(default_factory=dict)
+    _fitted: dict[tuple[str, str], Fitted] = field(default_factory=dict)
 
     def texts(self, task: Task, device: torch.device | None = None) -> list[Texts]:
         """Training half, holdout half and test rows, on the device unless told otherwise."""
@@ -65,34 +94,34 @@ class Bench:
         )
         return model.to(self.device)
 
-    def irreducible(self, task: Task, size: str) -> rho.Irreducible:
+    def fitted(self, task: Task, size: str) -> Fitted:
         """Fitted on the holdout half once for all seeds and methods, as in the paper."""
-        if (task.name, size) not in self._losses:
-            out = self.store / f"{task.name}-{size}"
-            train, holdout, _ = self.texts(task, torch.device("cpu"))
-            fit = functools.partial(
-                rho.fit_irreducible,
-                lambda: self.make(task, size),
-                holdout,
-                score=train,
-                loss=functools.partial(losses, device=self.device),
-                optimizer=lambda p: torch.optim.AdamW(p, lr=task.lr, weight_decay=WEIGHT_DECAY),
-                epochs=self.il_epochs,
-                batch_size=IL_BATCH,
-                patience=2,
-                collate_fn=as_it_is,
-                labels=train.labels,
-                device=self.device,
-            )
-            il = rho.Irreducible.load(out) if (out / "meta.json").exists() else fit(out=out)
-            self._losses[task.name, size] = il
-        return self._losses[task.name, size]
+        if (task.name, size) not in self._fitted:
+            path = self.store / f"{task.name}-{size}-{self.il_epochs}-epochs.npz"
+            if not path.exists():
+                self._fit(task, size).save(path)
+            self._fitted[task.name, size] = Fitted.load(path)
+        return self._fitted[task.name, size]
 
-    def proxy(self, task: Task, size: str) -> nn.Module:
-        """The irreducible-loss model itself: the authors' proxy for SVP."""
-        model = self.make(task, size)
-        model.load_state_dict(self.irreducible(task, size).weights())
-        return model
+    def _fit(self, task: Task, size: str) -> Fitted:
+        train, holdout, _ = self.texts(task, torch.device("cpu"))
+        il = rho.fit_irreducible(
+            lambda: self.make(task, size),
+            holdout,
+            score=train,
+            loss=functools.partial(losses, device=self.device),
+            optimizer=lambda p: adamw(p, task.lr),
+            epochs=self.il_epochs,
+            batch_size=IL_BATCH,
+            patience=2,
+            collate_fn=as_it_is,
+            labels=train.labels,
+            device=self.device,
+        )
+        proxy = self.make(task, size)
+        proxy.load_state_dict(il.weights())
+        rows = core_set(proxy, self.texts(task)[0], self.device)
+        return Fitted(il.lookup(torch.arange(len(train))), float(il.seconds), rows)
 
 
 def autocast(device: torch.device) -> Any:
@@ -138,34 +167,44 @@ def matthews(guess: Tensor, label: Tensor) -> float:
 
 
 def selector_of(cell: Cell, bench: Bench, steps: int) -> rho.Selector:
-    """The selector of the cell; SVP trains uniformly on what it has kept."""
-    name = {"svp": "uniform", "annealed": "rho"}.get(cell.method, cell.method)
+    """The selector of the cell; what trains on rows that are fixed takes all that it is given."""
+    name = {**dict.fromkeys(FIXED_ROWS, "uniform"), "annealed": "rho"}.get(cell.method, cell.method)
     reads = cell.method in ("rho", "negative_il", "annealed")
-    il = bench.irreducible(TASKS[cell.task], cell.irreducible) if reads else None
+    il = bench.fitted(TASKS[cell.task], cell.irreducible).loss if reads else None
     anneal = rho.annealed(total_steps=steps, switch=SWITCH, drop=DROP)
     return rho.Selector(
         name,
         irreducible=il,
-        keep=1.0 if cell.method == "svp" else KEEP,
+        keep=1.0 if cell.method in FIXED_ROWS else KEEP,
         precision="bf16" if bench.device.type == "cuda" else None,
         schedule=anneal if cell.method == "annealed" else None,
         seed=cell.seed,
     )
 
 
-def kept(cell: Cell, bench: Bench, train: Texts) -> Tensor | None:
-    """The core-set of SVP: the tenth with the highest entropy under the proxy, chosen once."""
-    if cell.method != "svp":
-        return None
-    proxy = bench.proxy(TASKS[cell.task], cell.irreducible).eval()
+@torch.no_grad()
+def core_set(proxy: nn.Module, train: Texts, device: torch.device) -> Tensor:
+    """SVP: the tenth with the highest entropy under the proxy, the authors' being the IL model."""
+    proxy.eval()
     scores = []
-    for rows in torch.arange(len(train), device=bench.device).split(1024):
+    for rows in torch.arange(len(train), device=device).split(1024):
         batch = train.rows(rows)
         batch.pop("labels")
-        with torch.no_grad(), autocast(bench.device):
+        with autocast(device):
             p = proxy(**batch).logits.float().softmax(1)
         scores.append(torch.special.entr(p).sum(1))
     return torch.cat(scores).topk(round(KEEP * len(train))).indices.cpu()
+
+
+def fixed_rows(cell: Cell, bench: Bench, num_rows: int) -> Tensor | None:
+    """The rows that a run is restricted to from the start: SVP's, or half of them at random."""
+    if cell.method == "svp":
+        return bench.fitted(TASKS[cell.task], cell.irreducible).core_set
+    if cell.method == "random_half":
+        return torch.randperm(num_rows, generator=torch.Generator().manual_seed(cell.seed))[
+            : num_rows // 2
+        ]
+    return None
 
 
 class Run:
@@ -178,20 +217,20 @@ class Run:
         self.model = bench.make(self.task).train()
         self.select = selector_of(cell, bench, steps)
         fused = bench.device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(parameters(self.model), lr=self.task.lr, fused=fused)
+        self.optimizer = adamw(self.model.parameters(), self.task.lr, fused=fused)
         decay: Callable[[int], float] = lambda step: 1 - step / steps  # noqa: E731
         constant: Callable[[int], float] = lambda step: 1.0  # noqa: E731
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, decay if cell.budget else constant
         )
-        self.rows = kept(cell, bench, self.train)
+        self.rows = fixed_rows(cell, bench, len(self.train))
         self.order = candidates(len(self.train), cell.seed)
         self.picked = torch.zeros(2, dtype=torch.long, device=bench.device)  # wrong, all
 
     def step(self) -> None:
         """One gradient step on what is selected."""
         index = next(self.order)
-        if self.rows is not None:  # SVP: as many rows as the others train on, of the core-set
+        if self.rows is not None:  # as many rows as the others train on
             generator = torch.Generator().manual_seed(self.cell.seed * 10**6 + self.select.step)
             k = max(1, round(KEEP * len(index)))
             index = self.rows[torch.randperm(len(self.rows), generator=generator)[:k]]
@@ -235,8 +274,7 @@ def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
     task = TASKS[cell.task]
     train, _, test = bench.texts(task)
     per_epoch = math.ceil(len(train) / CANDIDATES)
-    il = bench.irreducible(task, cell.irreducible) if cell.needs_il else None
-    il_seconds = float(il.seconds) if il is not None else 0.0
+    il_seconds = bench.fitted(task, cell.irreducible).seconds if cell.needs_il else 0.0
     if cell.budget:
         left = cell.budget - (il_seconds if cell.il_counts else 0.0)
         steps = int(left / seconds_a_step(cell, bench)) if left > 0 else 0
@@ -266,6 +304,6 @@ def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
         "curve": curve,  # step, accuracy, Matthews correlation
         "seconds": time.perf_counter() - started - evaluating,
         "wrong_share": wrong / rows,
-        "trained": run.select.ledger.trained if cell.method != "svp" else rows,
+        "trained": rows,
         "scored": run.select.ledger.scored,
     }

@@ -13,6 +13,7 @@ from rholoss.schedules import annealed, constant, warm_up, window
 from rholoss.scoring import Scorer
 from rholoss.selector import Selector
 from rholoss.streams import Stream
+from rholoss.workers.batches import ScoringWorkers
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "LiveIrreducible",
     "Method",
     "Scorer",
+    "ScoringWorkers",
     "Selection",
     "Selector",
     "Stats",

@@ -162,6 +162,6 @@ def _about_loading(row: Cost, workers: int) -> str:
     if workers == 0 and row.loading > 0.1 * compute:
         return (
             f"Loading takes {row.loading / row.step:.0%} of a step at k={row.k}; a loader with "
-            f"{hide} worker{'s' * (hide > 1)} hides it (see the table with --workers {hide})."
+            f"{hide} worker{'s' * (hide > 1)} hides it (see the table with --loader-workers {hide})."
         )
     return ""

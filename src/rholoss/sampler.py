@@ -66,6 +66,7 @@ class CandidateBatches(Sampler[list[int]]):
             seed,
         )
         self._step, self._choose = step, choose
+        self._kept: tuple[int, Tensor] | None = None  # an epoch and its order
 
     def __len__(self) -> int:
         rows, whole = len(self.ids), self.batch_size * self.ranks
@@ -92,14 +93,19 @@ class CandidateBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, done = divmod(self._step(), len(self))
-        order = self._order(epoch)
         for place in range(done, len(self)):
-            step = epoch * len(self) + place
-            places = self._places(place)
-            rows = order[places.start : places.stop]
-            if isinstance(self.ids, list):
-                ids: Any = [self.ids[row] for row in rows.tolist()]
-            else:
-                ids = torch.as_tensor(self.ids[rows.numpy()])
-            position = self._choose(step, ids)
-            yield (rows if position is None else rows[position]).tolist()
+            yield self.at(epoch * len(self) + place)
+
+    def at(self, step: int) -> list[int]:
+        """Positions of the rows of one step's batch."""
+        epoch, place = divmod(step, len(self))
+        if self._kept is None or self._kept[0] != epoch:
+            self._kept = (epoch, self._order(epoch))
+        places = self._places(place)
+        rows = self._kept[1][places.start : places.stop]
+        if isinstance(self.ids, list):
+            ids: Any = [self.ids[row] for row in rows.tolist()]
+        else:
+            ids = torch.as_tensor(self.ids[rows.numpy()])
+        position = self._choose(step, ids)
+        return (rows if position is None else rows[position]).tolist()

@@ -161,10 +161,7 @@ class Selector:
             else data.take(stats.index, position, len(stats.index))
         )
         chosen = Chosen(index, position, selection.weight, score_B)
-        draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
-        scored = rows if phase.score and self.method.needs - {"irreducible_loss"} else 0
-        self.ledger.count(candidates, rows, len(position), scored, scored * draws)
-        self._finish(stats, chosen)
+        self.adopt(stats, chosen, candidates, rows, scored=phase.score)
         return training
 
     def _same(self) -> dict[str, Any]:
@@ -270,7 +267,13 @@ class Selector:
             self._threshold = self.source.threshold(drop)
         return self._threshold or 0.0
 
-    def _finish(self, stats: Stats, chosen: Chosen) -> None:
+    def adopt(
+        self, stats: Stats, chosen: Chosen, candidates: int, loaded: int, *, scored: bool
+    ) -> None:
+        """Count and log a step and go on to the next; for a choice that was made elsewhere too."""
+        draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
+        points = loaded if scored and self.method.needs - {"irreducible_loss"} else 0
+        self.ledger.count(candidates, loaded, len(chosen.position), points, points * draws)
         forgotten, self._unread = self._unread and not self._told, chosen.weight is not None
         self.selection, self._checked = chosen, True
         if self.log.path is not None:

@@ -125,6 +125,15 @@ def measure(
     )
 
 
+def row_bytes(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> int:
+    """Bytes of one row as the loader gives it."""
+    sizes: list[int] = []
+    view = without_ids(dataset)
+    row = _loader(view, collate_fn, 1, 0)(1)
+    data.tree_map(lambda path, leaf: sizes.append(getattr(leaf, "nbytes", 0)), row)
+    return sum(sizes)
+
+
 def _check(dataset: Any, batch: int, ks: Sequence[int], train_precision: str | None) -> None:
     points_of(dataset, "data")
     positive("batch", batch)

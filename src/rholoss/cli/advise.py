@@ -16,7 +16,9 @@ from rholoss.cli import objects, options, tables
 from rholoss.cli.errors import when_stopped
 from rholoss.errors import RholossError
 from rholoss.il.store import Irreducible
-from rholoss.timing import Timings, measure
+from rholoss.timing import Timings, measure, row_bytes
+from rholoss.workers.cost import GIGABIT, Prediction, Work, predict, sentences
+from rholoss.workers.weights import num_bytes
 
 COLUMNS = (
     "k",
@@ -28,6 +30,7 @@ COLUMNS = (
     "step\nratio",
     "must need\nx fewer steps",
 )
+WORKER_COLUMNS = ("k", "keep", "step\nms", "step\nratio", "bound by", "scored by\nworkers")
 
 
 def advise(
@@ -49,9 +52,18 @@ def advise(
         int | None, typer.Option(min=1, help="Score so many candidates at a time.")
     ] = None,
     collate: options.Collate = None,
-    workers: Annotated[
+    loader_workers: Annotated[
         int, typer.Option(min=0, help="Worker processes of your loader, to work out the waiting.")
     ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Ranks that only score, for one that trains.")
+    ] = 0,
+    link: Annotated[
+        float, typer.Option(min=1e-6, help="Gbit/s from the trainer to those ranks.")
+    ] = 10.0,
+    every: Annotated[
+        int, typer.Option(min=1, help="Steps between two sets of weights to them.")
+    ] = 8,
     il: Annotated[
         Path | None, typer.Option("--il", metavar="DIR", help="Irreducible losses, for their cost.")
     ] = None,
@@ -70,15 +82,17 @@ def advise(
 
     Times scoring of k x --batch candidates, a training step (forward, backward, AdamW) on --batch
     rows, and loading, and prints for k = 2, 3, 4, 5, 10 how many times fewer steps than uniform
-    training selection must need to come out even. k is 1 / keep. Without --workers loading comes on
-    top of each step; with them it runs beside the model. Nothing is written, and the model that you
-    name is not changed.
+    training selection must need to come out even. k is 1 / keep. Without --loader-workers loading
+    comes on top of each step; with them it runs beside the model. With --workers a second table
+    predicts the same with scoring workers on machines like this one (docs/many-processes.md).
+    Nothing is written, and the model that you name is not changed.
 
     \b
     Examples:
       rholoss advise --model mytask:target --data mytask:train
       rholoss advise --model mytask:target --data mytask:train --batch 128 \\
-                     --precision bf16 --workers 8 --il il/mytask --steps 20000
+                     --precision bf16 --loader-workers 8 --il il/mytask --steps 20000
+      rholoss advise --model mytask:target --data mytask:train --workers 3 --link 25 --every 16
     """
     if il is not None and il_seconds is not None:
         raise RholossError("--il and --il-seconds were both given; give one of them.")
@@ -88,12 +102,14 @@ def advise(
             f"The irreducible losses cost {cost:.1f} s; pass --steps, how many steps uniform training "
             "takes, to spread that over."
         )
+    target, train = objects.model(model, "--model"), objects.dataset(data, "--data")
+    collate_fn = None if collate is None else objects.function(collate, "--collate")
     with when_stopped(
         "Nothing was written. Run the command again to measure; --seconds makes it short."
     ):
         timings = measure(
-            objects.model(model, "--model"),
-            objects.dataset(data, "--data"),
+            target,
+            train,
             loss=objects.loss(loss),
             batch=batch,
             device=objects.device(device),
@@ -101,27 +117,48 @@ def advise(
             train_precision=train_precision,
             batch_norm=batch_norm,
             chunk=chunk,
-            collate_fn=None if collate is None else objects.function(collate, "--collate"),
+            collate_fn=collate_fn,
             seconds=seconds,
             progress=not quiet,
         )
-    table = costs(timings, workers=workers, il_seconds=cost / il_runs, steps=steps)
-    said = advice(timings, table, workers=workers)
+    table = costs(timings, workers=loader_workers, il_seconds=cost / il_runs, steps=steps)
+    said = advice(timings, table, workers=loader_workers)
+    scored: list[Prediction] = []
+    if workers:
+        sizes = num_bytes(target), batch * row_bytes(train, collate_fn)
+        works = [_work(row, max(loader_workers, 1), *sizes) for row in table]
+        scored = [predict(work, workers, link=link * GIGABIT, every=every) for work in works]
+        said += sentences(works[-1], scored[-1], link * GIGABIT, every)
     if as_json:
-        typer.echo(as_text(timings, table, said))
+        typer.echo(as_text(timings, table, said, scored))
     else:
-        _print(timings, table, said, workers)
+        _print(timings, table, said, loader_workers, scored)
 
 
-def as_text(timings: Timings, table: Sequence[Cost], said: Sequence[str]) -> str:
+def _work(row: Cost, loader_workers: int, weights: int, rows: int) -> Work:
+    return Work(row.training, row.scoring, row.loading / loader_workers, weights, rows)
+
+
+def as_text(
+    timings: Timings, table: Sequence[Cost], said: Sequence[str], scored: Sequence[Prediction] = ()
+) -> str:
     """JSON; what is infinite (it can never pay) is null there."""
     rows = [asdict(row) for row in table]
     for row in rows:
         row["break_even"] = None if math.isinf(row["break_even"]) else row["break_even"]
-    return json.dumps({**asdict(timings), "table": rows, "advice": list(said)}, indent=1)
+    found = {**asdict(timings), "table": rows, "advice": list(said)}
+    if scored:
+        found["with_workers"] = [asdict(prediction) for prediction in scored]
+    return json.dumps(found, indent=1)
 
 
-def _print(timings: Timings, table: Sequence[Cost], said: Sequence[str], workers: int) -> None:
+def _print(
+    timings: Timings,
+    table: Sequence[Cost],
+    said: Sequence[str],
+    workers: int,
+    scored: Sequence[Prediction],
+) -> None:
     waits = "on top of each step" if workers == 0 else f"beside the model, {workers} workers"
     flops = timings.flops_per_example
     forward = f", {flops / 1e6:.4g} MFLOPs forward a point" if flops else ""
@@ -145,5 +182,21 @@ def _print(timings: Timings, table: Sequence[Cost], said: Sequence[str], workers
         for row in table
     ]
     tables.show(COLUMNS, rows, numbers=COLUMNS)
+    if scored:
+        typer.echo(f"with {scored[0].workers} scoring workers:")
+        predicted = [
+            (
+                str(row.k),
+                f"{1 / row.k:.2f}",
+                f"{found.seconds * 1e3:.2f}",
+                f"{found.seconds / row.uniform_step:.2f}x",
+                found.bound,
+                f"{found.by_workers:.0%}",
+            )
+            for row, found in zip(table, scored, strict=True)
+        ]
+        tables.show(
+            WORKER_COLUMNS, predicted, numbers=[c for c in WORKER_COLUMNS if c != "bound by"]
+        )
     for sentence in said:
         typer.echo(f"- {sentence}")

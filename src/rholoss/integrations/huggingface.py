@@ -130,6 +130,25 @@ class RhoMixin:
         multiple = getattr(self.data_collator, "pad_to_multiple_of", None) or 1
         return trimmed(batch, multiple) if self._trim else batch
 
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """A column of ids passes by the collator, which may know nothing of it, as in training."""
+        with self._ids_beside():
+            return super().get_eval_dataloader(*args, **kwargs)  # type: ignore[misc]
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """As `get_eval_dataloader`."""
+        with self._ids_beside():
+            return super().get_test_dataloader(*args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _ids_beside(self) -> Iterator[None]:
+        collator = self.data_collator
+        self.data_collator = KeepIds(collator)
+        try:
+            yield
+        finally:
+            self.data_collator = collator
+
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Ids are taken out of what is evaluated and predicted."""
         inputs = data.without_index(inputs)

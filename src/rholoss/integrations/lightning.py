@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,12 @@ from torch import nn
 from rholoss import data
 from rholoss.errors import RholossError
 from rholoss.selector import Selector
+from rholoss.steplog import StepLog
 
 HOOK = (
     "on_after_batch_transfer"  # after the transfer, before the precision block of `training_step`
 )
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework under two names
 
 
 class _Select:
@@ -54,6 +57,7 @@ class _Select:
         if stage != "fit":
             return
         _check_supported(trainer)
+        _own_log(self.selector, trainer.global_rank)
         owner = _owner(trainer, pl_module)
         own, before = getattr(owner, HOOK), vars(owner).get(HOOK)
 
@@ -147,6 +151,13 @@ def _check_supported(trainer: Any) -> None:
         )
 
 
+def _own_log(selector: Selector, rank: int) -> None:
+    """A log for each rank: a selector made before Lightning started the others did not know its own."""
+    path = selector.log.path
+    if path is not None and rank and not path.stem.endswith(f".rank{rank}"):
+        selector.log = StepLog(selector.ranks.own_path(path))
+
+
 def _callback_of(package: str) -> Any:
     try:
         return importlib.import_module(package).Callback
@@ -157,9 +168,9 @@ def _callback_of(package: str) -> Any:
 def __getattr__(name: str) -> Any:
     if name != "RhoCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    callback = next(
-        filter(None, map(_callback_of, ("lightning.pytorch", "pytorch_lightning"))), None
-    )
+    # The one that the user's code has imported, before one that is merely installed.
+    names = sorted(PACKAGES, key=lambda package: package not in sys.modules)
+    callback = next(filter(None, map(_callback_of, names)), None)
     if callback is None:
         raise RholossError("`RhoCallback` needs Lightning: pip install 'rholoss[lightning]'.")
     about = {"__doc__": _Select.__doc__, "__module__": __name__}

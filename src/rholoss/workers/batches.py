@@ -1,0 +1,250 @@
+"""The training batches of a trainer, chosen by its workers as far as they keep up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from rholoss import data, modes
+from rholoss.core import Stats
+from rholoss.errors import RholossError
+from rholoss.sampler import CandidateBatches
+from rholoss.selector import Selector
+from rholoss.steplog import Chosen
+from rholoss.workers import serve, weights, wire
+from rholoss.workers.crew import Counts, Crew
+from rholoss.workers.ranks import NUMBER, Role, environment_of, role_of, watch_child
+
+
+class ScoringWorkers:
+    """The last `workers` ranks of torchrun score for the others, which train.
+
+        workers = rholoss.ScoringWorkers(3)                  # the first thing that the script does
+        ...                                                  # model, data, selector: on every rank
+        loader = DataLoader(train, batch_sampler=select.batch_sampler(train, 320))
+        batches = workers.batches(select, model, loader)     # scoring ranks stay here to the end
+        for index, x, y in batches:                          # chosen rows, as `select` gives them
+
+    From the first line on, RANK and WORLD_SIZE are those of the trainers alone, so that
+    `init_process_group`, DDP and samplers need not know of the workers. A scoring rank watches over a
+    child process that runs the script again; torchrun would end the whole run if it died itself.
+
+    Args:
+        workers: how many ranks score; as many for each trainer. 0: nothing changes.
+        restarts: how often a worker that died is started again.
+    """
+
+    def __init__(self, workers: int, *, restarts: int = 0) -> None:
+        self.role = role_of(workers, os.environ)
+        changed = environment_of(self.role, os.environ)
+        if self.role.number is not None and NUMBER not in os.environ:
+            watch_child(self.role, {**os.environ, **changed}, restarts)
+            sys.exit(0)
+        os.environ.update(changed)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this rank only scores."""
+        return self.role.number is not None
+
+    def batches(
+        self,
+        select: Selector,
+        model: nn.Module,
+        loader: Any,
+        *,
+        every: int = 8,
+        wait: float = 1.0,
+        ahead: int = 2,
+        max_stale: int | None = None,
+        silence: float = 60.0,
+    ) -> Batches:
+        """The training batches, on a trainer. A scoring rank scores until the run is over, and exits.
+
+        Args:
+            select, model, loader: made in the same way on all ranks. The model comes without
+                DistributedDataParallel, which may be put around it afterwards; the loader has
+                `batch_sampler=select.batch_sampler(...)`, and gives candidate batches.
+            every: optimizer steps between two times that the weights go out (m).
+            wait: seconds to wait for a step that a worker has in hand, before scoring it here.
+            ahead: steps that each worker has in hand.
+            max_stale: most optimizer steps by which the weights of a worker may be behind; if left
+                out, 2 x `every` + the steps that all workers have in hand, so that a snapshot may
+                be on its way for `every` steps.
+            silence: seconds without an answer after which a worker counts as lost.
+        """
+        model = modes.unwrapped(model)
+        _check(select, model, loader, self.role)
+        for name, value, least in (("every", every, 1), ("ahead", ahead, 1), ("wait", wait, 0)):
+            if value < least:
+                raise RholossError(f"`{name}` is {value}; it must be at least {least}.")
+        same = serve.same_everywhere(select, model, loader.batch_sampler)
+        role = self.role
+        if role.number is not None:
+            store = wire.meeting_place()
+            parent = os.getppid()
+            connection = wire.find(store, role.trainer, lambda: os.getppid() == parent)
+            if connection is not None:
+                serve.serve(connection, role.number, select, model, loader, same)
+            sys.exit(0)
+        in_hand = ahead * role.workers_each
+        limit = 2 * every + in_hand if max_stale is None else max_stale
+        crew = Crew(same, ahead=ahead, max_stale=limit, silence=silence)
+        return Batches(select, model, loader, crew, every, wait, role.trainer, role.workers_each)
+
+
+class Batches:
+    """Training batches from the selector's step to the end of the epoch; iterate again for the next.
+
+    A step's candidates are those that the loader would give, whoever scores them. `print(batches)`
+    says who did, and how old the weights were.
+    """
+
+    def __init__(
+        self,
+        select: Selector,
+        model: nn.Module,
+        loader: Any,
+        crew: Crew,
+        every: int,
+        wait: float,
+        trainer: int,
+        workers: int,
+    ) -> None:
+        self.select, self.model, self.loader, self.crew = select, model, loader, crew
+        self.every, self.wait, self.workers = every, wait, workers
+        self._statistics = weights.CandidateStatistics(model)
+        self._structure: Any = None  # of a training batch; the first one is chosen here
+        self._note: str | None = None
+        self._store: Any = None
+        self._door: wire.Door | None = None
+        if workers:
+            listen, told = wire.own_host()
+            self._store = wire.meeting_place(hosts=trainer == 0)
+            self._door = wire.Door(listen, crew.welcome)
+            wire.announce(self._store, trainer, told, self._door)
+
+    @property
+    def counts(self) -> Counts:
+        """Who scored, how old the weights were, how long was waited."""
+        return self.crew.counts
+
+    def __str__(self) -> str:
+        return f"{self.counts}; {self.crew.alive} of {self.workers} workers there"
+
+    def __len__(self) -> int:
+        return len(self.loader.batch_sampler)
+
+    def wait_for_workers(self, seconds: float) -> bool:
+        """Whether all workers are there, at the latest after so many seconds. Training need not wait."""
+        return self.crew.wait_for(self.workers, seconds)
+
+    def __iter__(self) -> Iterator[Any]:
+        select, length = self.select, len(self)
+        end = (select.step // length + 1) * length
+        while select.step < end:
+            if self._structure is not None and self.crew.alive:
+                yield self._next()
+                continue
+            # Nobody is there (yet, or any more): as without workers, with the loader's own processes.
+            for batch in self.loader:
+                yield self._own(batch)
+                if self.crew.alive:
+                    break
+
+    def _next(self) -> Any:
+        select, step = self.select, self.select.step
+        self.crew.send_weights(step, self.every, lambda: weights.pack(self.model, step))
+        if not self._is_scored(step):
+            self.crew.hand_out(step, self._is_scored)
+            return self._own(serve.fetch(self.loader, self.loader.batch_sampler.at(step)), False)
+        device = data.device_of(self.model)
+        with select.ledger.timed(device):
+            self.crew.hand_out(step, self._is_scored)
+            found = self.crew.take(step, self.wait)
+        if found is None:
+            batch = serve.fetch(self.loader, self.loader.batch_sampler.at(step))
+            return self._own(batch, counted=True)
+        content = data.to_device(wire.from_bytes(found[1]), device)
+        training = serve.with_leaves(self._structure, content["leaves"])
+        stats = Stats(content["index"], content["measured"])
+        index = data.take(stats.index, content["position"], len(stats.index))
+        chosen = Chosen(index, content["position"], content["weight"], content["score_B"])
+        self._statistics.move(content["statistics"])
+        rows = len(stats.index)
+        select.adopt(stats, chosen, rows, rows, scored=True)
+        self._tell()
+        return training
+
+    def _own(self, batch: Any, counted: bool = False) -> Any:
+        """Choose here."""
+        if self.workers and not counted and self._is_scored(self.select.step):
+            self.counts.steps += 1
+            self.counts.alone += 1
+        training = self.select(self.model, batch)
+        if self._structure is None:
+            self._structure = data.tree_map(_kind, training)
+        self._tell()
+        return training
+
+    def _is_scored(self, step: int) -> bool:
+        select = self.select
+        return bool(select.method.needs) and not select.off and select.schedule(step).score
+
+    def _tell(self) -> None:
+        """Say what happened to workers, and keep the ledger's line up to date."""
+        while self.crew.news:
+            warnings.warn(f"step {self.select.step}: {self.crew.news.pop(0)}", stacklevel=4)
+        notes = self.select.ledger.notes
+        if self._note in notes:
+            notes.remove(self._note)
+        if self.workers:
+            self._note = str(self)
+            notes.append(self._note)
+
+    def close(self) -> None:
+        """End the workers; that happens by itself when this process ends."""
+        if self._door is not None:
+            self._door.close()
+        self.crew.close()
+
+
+def _kind(path: data.Path, leaf: Any) -> Any:
+    """As little as says what kind of leaf this is."""
+    return leaf[:0] if getattr(leaf, "ndim", 0) > 0 else leaf
+
+
+def _check(select: Selector, model: nn.Module, loader: Any, role: Role) -> None:
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, CandidateBatches):
+        raise RholossError(
+            f"`loader` has the batch sampler {type(sampler).__name__}, from which a worker cannot tell "
+            "the candidates of a step; pass `DataLoader(dataset, "
+            "batch_sampler=select.batch_sampler(dataset, batch_size))`."
+        )
+    if (sampler.rank, sampler.ranks) != (role.trainer, role.trainers):
+        raise RholossError(
+            f"The batch sampler was made for rank {sampler.rank} of {sampler.ranks}, but the trainer is "
+            f"{role.trainer} of {role.trainers}; make `ScoringWorkers(...)` before the sampler and the "
+            "process group."
+        )
+    if select.ranks.choice != "local":
+        raise RholossError(
+            f"`choice` is {select.ranks.choice!r}, but scoring workers choose among the candidates of "
+            "one trainer; pass choice='local' to the selector."
+        )
+    if select.source is not None and select.source.state_dict() is not None:
+        raise RholossError(
+            "The irreducible losses come from a live model, which learns at every step and whose "
+            "weights do not go to the workers; pass losses that were measured before."
+        )
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise RholossError(
+            "The model is sharded (FSDP2), so that a trainer cannot score alone when a worker is late; "
+            "use DistributedDataParallel, or `Selector` without scoring workers."
+        )

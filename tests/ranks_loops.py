@@ -1,0 +1,137 @@
+"""A run of each loop on two processes: `ranks_loops.py LOOP FOLDER`; each rank writes what it chose."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fixtures_integrations import KEEP, LEARNING_RATE, TRAINED, Classifier, points, recorded
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import rholoss as rho
+
+CANDIDATES = round(TRAINED / KEEP) // 2  # of each rank
+
+
+def indexed():
+    return rho.WithIndex(TensorDataset(*points()))
+
+
+def loader():
+    return DataLoader(indexed(), batch_size=CANDIDATES, shuffle=True)
+
+
+def lightning(select, net, own_batches=False):
+    import lightning as L
+
+    from rholoss.integrations.lightning import RhoCallback
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return F.cross_entropy(self(x), y)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
+
+        def train_dataloader(self):  # called when the ranks are there
+            if not own_batches:
+                return loader()
+            batches = select.batch_sampler(indexed(), CANDIDATES)
+            return DataLoader(indexed(), batch_sampler=batches)
+
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", callbacks=[RhoCallback(select)],
+        accumulate_grad_batches=2, use_distributed_sampler=not own_batches, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module())
+
+
+def lightning_batches(select, net):
+    lightning(select, net, own_batches=True)
+
+
+def fabric(select, net):
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
+    batches = fabric.setup_dataloaders(loader())
+    for epoch in range(2):
+        batches.sampler.set_epoch(epoch)
+        for step, candidates in enumerate(batches):
+            _, x, y = select(net, candidates)
+            with fabric.no_backward_sync(model, enabled=step % 2 == 0):
+                fabric.backward(F.cross_entropy(model(x), y) / 2)
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def accelerate(select, net):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, batches = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE), loader()
+    )
+    for _ in range(2):
+        for candidates in batches:
+            with accelerator.accumulate(model):
+                _, x, y = select(model, candidates)
+                accelerator.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def huggingface(select, net):
+    from fixtures_integrations import Rows
+    from transformers import TrainingArguments
+
+    from rholoss.integrations.huggingface import RhoTrainer
+
+    model = Classifier()
+    model.net = net
+    settings = TrainingArguments(
+        "out", per_device_train_batch_size=TRAINED // 2, num_train_epochs=2,
+        gradient_accumulation_steps=2, use_cpu=True, ddp_backend="gloo", report_to=[],
+        disable_tqdm=True, save_strategy="no", max_grad_norm=0.0, ddp_find_unused_parameters=False,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    trainer = RhoTrainer(
+        model, settings, train_dataset=Rows(), optimizers=(optimizer, constant), selector=select
+    )
+    metrics = trainer.train().metrics
+    return {"rows": metrics["train_samples_per_second"] * metrics["train_runtime"]}
+
+
+def main(name, folder):
+    loops = (lightning, lightning_batches, fabric, accelerate, huggingface)
+    run = {loop.__name__: loop for loop in loops}[name]
+    select, seen = recorded(log=folder / "log.jsonl")  # before the ranks know of each other
+    net = Classifier().net
+    told = run(select, net) or {}
+    select.flush()
+    result = {
+        "candidates": [index.tolist() for index in seen.candidates],
+        "chosen": seen.chosen,
+        "log": select.log.path.name,
+        "weights": net.state_dict(),
+        **told,
+    }
+    torch.save(result, folder / f"rank{dist.get_rank()}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,529 @@
+"""Ranks that only score: who does what, what goes over the wire, and what happens when it breaks."""
+
+import copy
+import os
+import socket
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rholoss as rho
+from rholoss.errors import RholossError
+from rholoss.workers import serve, weights, wire
+from rholoss.workers.crew import Counts
+from rholoss.workers.ranks import Role, environment_of, role_of
+
+ROWS, CANDIDATES, WAIT = 400, 40, 20.0
+
+
+def network(norm=False):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that nothing is lost on the way
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def problem():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, 6, generator=generator)
+    y = torch.randint(3, (ROWS,), generator=generator)
+    return rho.WithIndex(TensorDataset(x, y)), torch.rand(ROWS, generator=generator)
+
+
+def parts(norm=False, method="rho", **options):
+    """What the script makes on every rank."""
+    data, il = problem()
+    select = rho.Selector(method, **{"irreducible": il, "keep": 0.1, **options})
+    loader = DataLoader(data, batch_sampler=select.batch_sampler(data, CANDIDATES, seed=3))
+    return select, network(norm), loader
+
+
+@pytest.fixture
+def launch():
+    """What torchrun would have set for rank 0; all of it is put back."""
+    before = dict(os.environ)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = []
+
+    def start(workers, **options):
+        ranks = {"RANK": "0", "WORLD_SIZE": str(1 + workers), "LOCAL_RANK": "0"}
+        os.environ.update({**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        ranks = rho.ScoringWorkers(workers)
+        own = parts(**options.pop("selector", {}))
+        batches = ranks.batches(*own, wait=WAIT, **options)
+        made.append(batches)
+        return batches
+
+    yield start
+    for batches in made:
+        batches.close()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+class InThread(threading.Thread):
+    """A scoring worker in a thread of this process, with a connection that can be cut."""
+
+    def __init__(self, number, select, model, loader):
+        super().__init__(daemon=True)
+        self.given = (select, model, loader)
+        self.number, self.error, self.done = number, None, None
+        self.connection = wire.find(wire.meeting_place(), 0, lambda: True)
+        self.start()
+
+    def run(self):
+        same = serve.same_everywhere(*self.given[:2], self.given[2].batch_sampler)
+        try:
+            self.done = serve.serve(self.connection, self.number, *self.given, same)
+        except (RholossError, *wire.LOST) as error:
+            self.error = error
+
+    def die(self):
+        wire.hang_up(self.connection)
+
+
+def settle(batches):
+    """Wait until weights that are on the way have arrived: these steps take no time otherwise."""
+    end = time.monotonic() + WAIT
+    while any(link.sending for link in list(batches.crew._links)) and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def train(batches, steps):
+    """Rows of so many steps."""
+    chosen = []
+    while len(chosen) < steps:
+        for index, _x, _y in batches:
+            chosen.append(index.tolist())
+            settle(batches)
+            if len(chosen) == steps:
+                break
+    return chosen
+
+
+def candidates_of(loader, step):
+    return set(loader.batch_sampler.at(step))
+
+
+# Who does what.
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [(0, Role(0, 2, 4)), (1, Role(1, 2, 4)), (2, Role(0, 2, 4, 0)), (5, Role(1, 2, 4, 3))],
+)
+def test_the_last_ranks_score_and_each_trainer_has_as_many(rank, expected):
+    found = role_of(4, {"RANK": str(rank), "WORLD_SIZE": "6"})
+    assert found == expected
+    assert found.workers_each == 2
+
+
+def test_without_workers_nothing_changes():
+    assert role_of(0, {}) == Role(0, 1, 0)
+    assert environment_of(role_of(0, {}), {}) == {}
+
+
+@pytest.mark.parametrize("workers", [-1, 1, 2, 6, 7])
+def test_a_number_of_workers_that_does_not_divide_is_told(workers):
+    with pytest.raises(
+        RholossError, match=rf"`workers` is {workers} of 6 .* can be 0, 3, 4, 5;"
+    ) as e:
+        role_of(workers, {"RANK": "0", "WORLD_SIZE": "6"})
+    assert "torchrun" in str(e.value)
+
+
+def test_trainers_see_a_smaller_world_and_workers_look_like_their_trainer():
+    # Two nodes of four; the last four of eight ranks score, and one of the first node would not fit.
+    at = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    changed = environment_of(role_of(4, at), at)
+    assert (changed["RANK"], changed["WORLD_SIZE"], changed["LOCAL_WORLD_SIZE"]) == ("1", "4", "4")
+    again = {**at, **changed}
+    assert environment_of(role_of(4, again), again) == changed  # asked twice
+    at = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    changed = environment_of(role_of(2, at), at)
+    assert (changed["RANK"], changed["WORLD_SIZE"], changed["LOCAL_WORLD_SIZE"]) == ("1", "2", "2")
+    assert changed["RHOLOSS_WORKER"] == "1"
+    assert role_of(2, {**at, **changed}) == Role(1, 2, 2, 1)
+
+
+# What goes over the wire.
+
+
+def test_weights_arrive_in_bfloat16_and_buffers_as_they_are(monkeypatch):
+    monkeypatch.setattr(weights, "PIECE", 100)
+    model, other = network(norm=True), network(norm=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+        model[1].running_var.uniform_(1, 2)
+        model[1].num_batches_tracked.fill_(2**40 + 1)
+    packed = weights.pack(model, 7)
+    numbers = sum(p.numel() for p in model.parameters())
+    assert len(packed.bytes()) == weights.num_bytes(model)
+    assert 0 <= weights.num_bytes(model) - (2 * numbers + 2 * 8 * 4 + 8) < 9 * 16
+    with torch.no_grad():
+        expected = [p.bfloat16().float() for p in model.parameters()]
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        for tensor in model.state_dict().values():
+            tensor.zero_()  # what was packed stays as it was
+    pieces = packed.pieces()
+    assert [head["last"] for head, _ in pieces] == [False] * (len(pieces) - 1) + [True]
+    weights.unpack(other, bytearray(b"".join(piece for _, piece in pieces)))
+    assert all(map(torch.equal, expected, other.parameters()))
+    assert all(map(torch.equal, buffers, other.buffers()))
+
+
+def test_layouts_differ_where_shapes_do():
+    assert weights.layout(network()) == weights.layout(network())
+    assert weights.layout(network()) != weights.layout(network(norm=True))
+    assert weights.layout(network()) != weights.layout(network().half())
+
+
+@dataclass
+class Record:
+    image: torch.Tensor
+    name: list
+
+
+def test_batches_of_any_structure_arrive_whole():
+    batch = {
+        "index": ["a", "b"],
+        "pair": (torch.ones(2, 3), torch.tensor([1, 2])),
+        "half": torch.ones(2).bfloat16(),
+        "array": np.arange(2.0),
+        "record": Record(torch.zeros(2, 1), ["x", "y"]),
+        "none": None,
+        "number": 3,
+        "numpy": np.float32(0.5),
+    }
+    sent = wire.to_bytes(serve.leaves_of(batch))
+    blank = {**batch, "index": [], "pair": (torch.ones(0), torch.ones(0)), "number": 0}
+    found = serve.with_leaves(blank, wire.from_bytes(sent))
+    assert found["index"] == ["a", "b"]
+    assert found["record"].name == ["x", "y"]
+    assert isinstance(found["array"], np.ndarray)
+    assert (found["array"] == batch["array"]).all()
+    assert torch.equal(found["pair"][0], batch["pair"][0])
+    assert found["half"].dtype == torch.bfloat16
+    assert (found["none"], found["number"], found["numpy"]) == (None, 3, 0.5)
+
+
+def test_nothing_that_was_received_runs_code():
+    class Harm:
+        def __reduce__(self):
+            return os.getcwd, ()
+
+    with pytest.raises(Exception, match=r"(?i)weights_only|unsupported"):
+        wire.from_bytes(wire.to_bytes(Harm()))
+
+
+def test_a_stranger_without_the_key_is_not_let_in():
+    came = []
+    door = wire.Door("127.0.0.1", came.append)
+    try:
+        with pytest.raises(Exception, match=r"(?i)digest|rejected"):
+            wire.connect("127.0.0.1", door.port, b"wrong")
+        silent = socket.create_connection(("127.0.0.1", door.port))  # says nothing, blocks nobody
+        friend = wire.connect("127.0.0.1", door.port, door.key)
+        end = time.monotonic() + WAIT
+        while not came and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(came) == 1
+        wire.send(friend, {"kind": "hello"}, b"x" * 100_000)
+        assert wire.receive(came[0]) == ({"kind": "hello", "body": True}, b"x" * 100_000)
+        friend.close()
+        with pytest.raises(wire.LOST):
+            wire.receive(came[0])
+        silent.close()
+    finally:
+        door.close()
+
+
+def test_several_nodes_are_not_told_a_loopback_address(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert wire.own_host() == ("127.0.0.1", "127.0.0.1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert wire.own_host() == ("", "localhost")
+
+
+# Scoring.
+
+
+@pytest.mark.parametrize("method", ["rho", rho.boltzmann("rho", temperature=0.3)])
+def test_workers_choose_what_the_trainer_would_choose(launch, method):
+    batches = launch(2, selector={"method": method})
+    seen = []
+    batches.select.on_scores = [lambda step, stats, chosen: seen.append((step, stats, chosen))]
+    workers = [InThread(number, *parts(method=method)) for number in range(2)]
+    assert batches.wait_for_workers(WAIT)
+    chosen = train(batches, 25)
+    select, model, loader = parts(method=method)
+    expected = []
+    while len(expected) < 25:
+        expected += [select(model, batch)[0].tolist() for batch in loader]
+    assert chosen == expected[:25]
+    counts = batches.counts
+    # The first is a dry run, and at the second no worker has weights yet.
+    assert (counts.steps, counts.by_workers, counts.alone, counts.held) == (25, 23, 1, 1)
+    assert 0 < counts.stale_max <= 2 * 8 + 4
+    assert [step for step, *_ in seen] == list(range(25))
+    _, stats, last = seen[-1]
+    assert torch.allclose(last.score, (stats.loss - stats.irreducible_loss)[last.position])
+    ledger = batches.select.ledger
+    assert (ledger.steps, ledger.scored, ledger.trained) == (25, 25 * CANDIDATES, 25 * 4)
+    assert "workers chose 23 of 25 scored steps; weights" in str(ledger)
+    batches.close()
+    for worker in workers:
+        worker.join(WAIT)
+    assert 23 <= sum(worker.done for worker in workers) <= 23 + 4  # no step was scored twice
+
+
+def test_newer_weights_reach_the_workers(launch):
+    batches = launch(1, every=2)
+    InThread(0, *parts())
+    assert batches.wait_for_workers(WAIT)
+    measured = []
+    batches.select.on_scores = [lambda step, stats, chosen: measured.append(stats.loss.mean())]
+    losses = []
+    for step, _ in zip(range(8), batches, strict=False):
+        losses.append(float(measured[-1]))
+        settle(batches)
+        with torch.no_grad():
+            batches.model[-1].bias[0] = 10.0 * (step + 1)  # the loss grows step by step
+    assert batches.counts.by_workers == 6
+    assert losses[-1] > 10
+    assert batches.counts.stale_max <= 2 * 2 + 2
+
+
+def test_running_statistics_move_as_if_the_trainer_had_scored(launch):
+    batches = launch(1, selector={"norm": True})
+    InThread(0, *parts(norm=True))
+    assert batches.wait_for_workers(WAIT)
+    train(batches, 6)
+    assert batches.counts.by_workers == 4
+    select, model, loader = parts(norm=True)
+    for _, batch in zip(range(6), loader, strict=False):
+        select(model, batch)
+    for name, buffer in model.named_buffers():
+        assert torch.allclose(batches.model.get_buffer(name), buffer, atol=1e-5), name
+
+
+def test_steps_that_are_not_scored_are_not_given_away(launch):
+    batches = launch(1, selector={"schedule": rho.warm_up(6)})
+    InThread(0, *parts())
+    assert batches.wait_for_workers(WAIT)
+    assert len(train(batches, 10)) == 10
+    assert (batches.counts.steps, batches.counts.by_workers) == (4, 4)
+
+
+# What happens when it breaks.
+
+
+def test_the_trainer_waits_no_longer_than_asked(launch):
+    def slow(model, batch):
+        time.sleep(0.6 * (not fast))
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    fast = []
+    batches = launch(1)
+    batches.wait = 0.05
+    InThread(0, *parts(loss=slow))
+    assert batches.wait_for_workers(WAIT)
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=r"worker 0 did not answer within 0\.05 s; this trainer"):
+        chosen = train(batches, 8)
+    assert time.monotonic() - start < 8 * 0.6
+    counts = batches.counts
+    assert counts.late >= 1
+    assert counts.waited < 1.5
+    assert counts.late + counts.held + counts.alone + counts.by_workers == counts.steps == 8
+    for step, rows in enumerate(chosen):
+        assert set(rows) <= candidates_of(batches.loader, step)
+    fast.append(True)
+    batches.wait = WAIT
+    while batches.crew._links[0].tasks:
+        time.sleep(0.01)
+    before = counts.by_workers
+    train(batches, 5)  # who has answered, late as it was, is asked again
+    assert counts.by_workers >= before + 4
+
+
+def test_what_a_dead_worker_had_in_hand_is_not_waited_for(launch):
+    def stuck(model, batch):
+        if stop.is_set():
+            working.set()
+            over.wait(WAIT)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    stop, working, over = threading.Event(), threading.Event(), threading.Event()
+    batches = launch(1)
+    worker = InThread(0, *parts(loss=stuck))
+    assert batches.wait_for_workers(WAIT)
+    stop.set()
+    train(batches, 2)
+    found = threading.Thread(target=lambda: (working.wait(WAIT), time.sleep(0.2), worker.die()))
+    found.start()
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match="none is left"):
+        train(batches, 4)
+    assert time.monotonic() - start < WAIT / 2
+    assert (batches.counts.late, batches.counts.gone) == (0, 1)
+    over.set()
+
+
+def test_the_run_goes_on_with_the_workers_that_are_left_and_then_alone(launch):
+    batches = launch(2)
+    workers = [InThread(number, *parts()) for number in range(2)]
+    assert batches.wait_for_workers(WAIT)
+    chosen = train(batches, 5)
+    workers[0].die()
+    while batches.crew.alive > 1:
+        time.sleep(0.01)
+    with pytest.warns(UserWarning, match=r"worker 0 is gone .*; 1 left"):
+        chosen += train(batches, 5)
+    assert batches.counts.by_workers >= 7
+    workers[1].die()
+    while batches.crew.alive:
+        time.sleep(0.01)
+    with pytest.warns(UserWarning, match="none is left, this trainer scores itself"):
+        chosen += train(batches, 5)
+    assert batches.counts.gone == 2
+    assert batches.counts.alone == 1 + 5
+    InThread(0, *parts())  # and one that comes again is welcome
+    assert batches.crew.wait_for(1, WAIT)
+    before = batches.counts.by_workers
+    chosen += train(batches, 5)
+    assert batches.counts.by_workers >= before + 3
+    for step, rows in enumerate(chosen):
+        assert len(set(rows)) == 4
+        assert set(rows) <= candidates_of(batches.loader, step)
+
+
+def test_weights_that_do_not_get_through_bound_what_workers_do(launch, monkeypatch):
+    batches = launch(1, max_stale=5)
+    worker = InThread(0, *parts())
+    assert batches.wait_for_workers(WAIT)
+    train(batches, 2)
+    monkeypatch.setattr(f"{__name__}.settle", lambda batches: None)
+    for link in batches.crew._links:
+        link.sending = True  # the last snapshot never ends
+    train(batches, 20)
+    counts = batches.counts
+    assert counts.stale_max <= 5
+    assert counts.overdue >= 10
+    assert counts.held >= 10
+    assert counts.by_workers + counts.held + counts.alone == counts.steps == 22
+    batches.close()
+    worker.join(WAIT)
+    assert worker.done <= 6  # it was not given what would be too old
+
+
+def test_a_silent_worker_counts_as_lost(launch):
+    stop = threading.Event()
+
+    def stuck(model, batch):
+        if stop.is_set():
+            time.sleep(5)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    batches = launch(1, silence=0.3)
+    InThread(0, *parts(loss=stuck))
+    assert batches.wait_for_workers(WAIT)
+    train(batches, 3)
+    stop.set()
+    batches.wait = 0.1
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            train(batches, 1)
+            time.sleep(0.1)
+    assert any(r"no answer for 0.3 s" in str(warning.message) for warning in said)
+    assert batches.crew.alive == 0
+
+
+def test_a_step_that_a_worker_cannot_do_is_done_here(launch):
+    def broken(model, batch):
+        if fails:
+            raise RuntimeError("no memory left")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    fails = []
+    batches = launch(1)
+    InThread(0, *parts(loss=broken))
+    assert batches.wait_for_workers(WAIT)
+    fails.append(True)
+    with pytest.warns(UserWarning, match="worker 0 failed: RuntimeError: no memory left"):
+        assert len(train(batches, 4)) == 4
+    assert batches.counts.failed == 2
+
+
+def test_a_worker_with_other_arguments_is_turned_away(launch):
+    batches = launch(1)
+    worker = InThread(0, *parts(keep=0.2))
+    worker.join(WAIT)
+    assert "differ in `keep` and `k`; make the selector" in str(worker.error)
+    with pytest.warns(UserWarning, match="turned away: `keep` and `k` differ"):
+        assert len(train(batches, 3)) == 3
+    assert batches.counts.by_workers == 0
+
+
+def test_without_workers_it_is_the_loader_and_the_selector():
+    select, model, loader = parts()
+    batches = rho.ScoringWorkers(0).batches(select, model, loader)
+    chosen = train(batches, 12)
+    select, model, loader = parts()
+    expected = [select(model, batch)[0].tolist() for _ in range(2) for batch in loader]
+    assert chosen == expected[:12]
+    assert batches.counts == Counts()
+    assert select.ledger.notes == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"choice": "global"}, "`choice` is 'global'.* pass choice='local'"),
+        ({"irreducible": "live"}, "live model"),
+        ({"loader": True}, r"the batch sampler BatchSampler.*select\.batch_sampler"),
+        ({"every": 0}, "`every` is 0; it must be at least 1"),
+        ({"wait": -1.0}, r"`wait` is -1\.0"),
+    ],
+)
+def test_what_workers_cannot_do_is_told(change, message):
+    options = {name: change.pop(name) for name in ("every", "wait") if name in change}
+    if change.pop("irreducible", None):
+        change["irreducible"] = rho.LiveIrreducible(
+            copy.deepcopy(network()), torch.optim.SGD, lr=0.1
+        )
+    plain = change.pop("loader", False)
+    select, model, loader = parts(**change)
+    if plain:
+        loader = DataLoader(problem()[0], batch_size=CANDIDATES)
+    with pytest.raises(RholossError, match=message):
+        rho.ScoringWorkers(0).batches(select, model, loader, **options)
+
+
+def test_a_sampler_that_was_made_too_early_is_told(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    select, model, loader = parts()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(
+        RholossError, match=r"for rank 0 of 4, .* 0 of 1; make `ScoringWorkers\(\.\.\.\)`"
+    ):
+        rho.ScoringWorkers(0).batches(select, model, loader)
+
+
+def test_without_torchrun_the_next_step_is_told(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(RholossError, match=r"MASTER_ADDR.* is not set.*torchrun"):
+        wire.meeting_place()
