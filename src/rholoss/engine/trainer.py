@@ -113,9 +113,9 @@ class Trainer:
             recorded=recorded,
         )  # fmt: skip
         self.catch_up = catch_up
-        if catch_up and self.method.name != "rho":
+        if catch_up and self.method.needs != {"loss", "irreducible_loss"}:
             raise RholossError(
-                f"`catch_up` compares losses with irreducible losses, as 'rho' does, but the method is "
+                "`catch_up` compares losses with irreducible losses, but the method is "
                 f"{self.method.name!r}; pass catch_up=False."
             )
         self.optimizer = optimizer(self.model.parameters())
