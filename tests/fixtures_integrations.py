@@ -5,12 +5,13 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
-from rholoss import METHODS, Selector, core
+from rholoss import METHODS, Selector, WithIndex, core
 
 ROWS, WIDTH, CLASSES = 96, 8, 4
-TRAINED, KEEP, LEARNING_RATE = 6, 0.25, 0.3  # 6 of 24 candidates
+TRAINED, KEEP, LEARNING_RATE = 6, 0.25, 0.3
+CANDIDATES = round(TRAINED / KEEP)
 
 
 def points():
@@ -120,3 +121,23 @@ def through_core(net, candidates, method="rho", accumulate=1, start=0):
 def assert_same_weights(a, b):
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+class Order(Sampler):
+    """An order of its own for each epoch, which a resumed run repeats."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):  # Lightning calls it
+        self.epoch = epoch
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(ROWS, generator=generator).tolist())
+
+    def __len__(self):
+        return ROWS
+
+
+def train_loader():
+    return DataLoader(WithIndex(TensorDataset(*points())), batch_size=CANDIDATES, sampler=Order())

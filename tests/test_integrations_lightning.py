@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures_integrations import (
-    KEEP,
+    CANDIDATES,
     LEARNING_RATE,
     ROWS,
     TRAINED,
@@ -19,9 +19,10 @@ from fixtures_integrations import (
     points,
     recorded,
     through_core,
+    train_loader,
 )
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
 from rholoss.errors import RholossError
@@ -30,32 +31,9 @@ L = pytest.importorskip("lightning", reason="pip install 'rholoss[lightning]'")
 
 from rholoss.integrations.lightning import HOOK, RhoCallback  # noqa: E402
 
-CANDIDATES = round(TRAINED / KEEP)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
 )
-
-
-class Order(Sampler):
-    """An order of its own for each epoch, which a resumed run repeats."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch):  # Lightning calls it
-        self.epoch = epoch
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.epoch)
-        return iter(torch.randperm(ROWS, generator=generator).tolist())
-
-    def __len__(self):
-        return ROWS
-
-
-def train_loader():
-    return DataLoader(
-        rho.WithIndex(TensorDataset(*points())), batch_size=CANDIDATES, sampler=Order()
-    )
 
 
 def plain_loader():
@@ -385,32 +363,3 @@ def test_it_says_which_extra_is_missing(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RholossError, match=r"pip install 'rholoss\[lightning\]'"):
         _ = lightning.RhoCallback
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_fabric_by_hand(precision):
-    from lightning.fabric import Fabric
-
-    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    net = Classifier().net
-    first = copy.deepcopy(net)
-    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
-    loader = fabric.setup_dataloaders(train_loader())
-    select, seen = recorded()
-    for _ in range(2):
-        for batch in loader:
-            with fabric.autocast():
-                _, x, y = select(net, batch)
-            loss = F.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            fabric.backward(loss)
-            optimizer.step()
-    if precision == "32-true":
-        chosen, _, net_core = through_core(first, seen.candidates)
-        assert seen.chosen == chosen
-        assert_same_weights(net_core, net)
-    else:
-        assert len(seen.chosen) == 8
-        assert all(
-            not torch.equal(p, q) for p, q in zip(first.parameters(), net.parameters(), strict=True)
-        )

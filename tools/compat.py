@@ -49,9 +49,11 @@ SETS = {
 TESTS = [
     "tests/test_integrations_huggingface.py",
     "tests/test_integrations_hf_text.py",
+    "tests/test_integrations_hf_parts.py",
     "tests/test_integrations_causal_lm.py",
     "tests/test_integrations_trl.py",
     "tests/test_integrations_lightning.py",
+    "tests/test_integrations_fabric.py",
     "tests/test_integrations_accelerate.py",
     "tests/test_integrations_ranks.py",
     "tests/test_integrations_examples.py",

@@ -1,0 +1,16 @@
+"""What the tests of scoring workers share."""
+
+import torch
+from torch import nn
+
+WAIT = 20.0  # seconds, for what should come at once
+
+
+def network(norm=False):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that nothing is lost on the way
+            parameter.copy_(parameter.bfloat16())
+    return model
