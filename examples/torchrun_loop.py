@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
-from rholoss.distributed import join
+from rholoss.distributed import join, leave
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -70,6 +70,7 @@ def main() -> None:
             options=WHOLE,
         )
         select.load_state_dict(state["select"])
+        print(f"rank {dist.get_rank()} goes on after step {select.step}")
 
     while select.step < given.steps:
         for batch in DataLoader(train, batch_sampler=sampler):
@@ -89,8 +90,7 @@ def main() -> None:
                 break
     if dist.get_rank() == 0:
         print(select.ledger)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()  # destroy_process_group, all together
 
 
 if __name__ == "__main__":

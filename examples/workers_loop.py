@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
-from rholoss.distributed import join
+from rholoss.distributed import join, leave
 
 
 def problem() -> tuple[TensorDataset, torch.Tensor, TensorDataset]:
@@ -87,8 +87,7 @@ def main() -> None:
         print(select.ledger)
         result = {"accuracy": accuracy, **vars(batches.counts), "notes": select.ledger.notes}
         (given.out / "result.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()  # destroy_process_group, all together
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
+from rholoss.distributed import leave
 
 CANDIDATES = round(TRAINED / KEEP) // 2  # of each rank
 
@@ -131,6 +132,7 @@ def main(name, folder):
         **told,
     }
     torch.save(result, folder / f"rank{dist.get_rank()}.pt")
+    leave()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import copy
 import datetime
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import rholoss as rho
+from rholoss.distributed import leave
 
 ROWS, STEPS = 40, 5  # candidates of each rank and steps of a run
 CHECKS: dict[str, Callable[[], Any]] = {}
@@ -333,8 +335,12 @@ def run(checks: dict[str, Callable[[], Any]]) -> None:
         timeout=datetime.timedelta(seconds=30),
     )
     torch.save({name: check() for name, check in checks.items()}, folder / f"{ranks}-{rank}.pt")
-    dist.barrier()  # FSDP2 over gloo aborts if a rank leaves while another still works
-    dist.destroy_process_group()
+    if rank == ranks - 1:
+        time.sleep(0.5)  # the others wait
+    at_the_end = time.time()
+    leave()
+    left = {"at the end": at_the_end, "left": time.time(), "in a group": dist.is_initialized()}
+    torch.save(left, folder / f"left-{ranks}-{rank}.pt")
 
 
 def launch(script: str, ranks: int, folder: Path) -> dict[str, list[Any]]:
@@ -356,7 +362,8 @@ def launch(script: str, ranks: int, folder: Path) -> dict[str, list[Any]]:
             process.kill()
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
     found = [torch.load(folder / f"{ranks}-{rank}.pt", weights_only=False) for rank in range(ranks)]
-    return {name: [result[name] for result in found] for name in found[0]}
+    left = [torch.load(folder / f"left-{ranks}-{rank}.pt") for rank in range(ranks)]
+    return {**{name: [result[name] for result in found] for name in found[0]}, "left": left}
 
 
 if __name__ == "__main__":

@@ -248,6 +248,12 @@ def test_every_rank_gets_as_many_and_rows_stay_at_home_if_they_can(rows_R, seed)
         assert np.count_nonzero(owner == trainer) == at_home.sum()
 
 
+def test_no_rank_leaves_before_the_last_has_come(found):
+    last = max(rank["at the end"] for rank in found["left"])
+    assert min(rank["left"] for rank in found["left"]) >= last
+    assert not any(rank["in a group"] for rank in found["left"])
+
+
 def test_an_unknown_choice_is_refused():
     with pytest.raises(RholossError, match="`choice` is 'all'; choose one of local, global"):
         Ranks("all")

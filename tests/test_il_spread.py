@@ -211,7 +211,6 @@ def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
-    assert "exitcode: -9" in done.stderr or "Signal 9" in done.stderr or "SIGKILL" in done.stderr
     assert done.stdout.count("il: 1,000 irreducible losses") == 1  # one rank speaks
     found = rho.Irreducible.load(tmp_path / "il", task.train)
     one = rho.score_irreducible(task.small, task.train, batch_size=40, progress=False)

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rholoss.distributed import join
+from rholoss.distributed import join, leave
 
 PATIENCE = timedelta(days=7)  # a rank that is done waits for the others; one that dies is noticed
 
@@ -26,6 +26,7 @@ def ranks() -> Iterator[int]:
     join("gloo", PATIENCE)  # all that travels is on the host
     try:
         yield dist.get_rank()
-        dist.barrier()  # whoever leaves first would cut the others off
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        dist.destroy_process_group()  # without waiting for the others: torchrun ends them
+        raise
+    leave()
