@@ -4,7 +4,8 @@
     python benchmarks/bench_il_scale.py --only scoring --workers 4 --rows 500000     one of it
 
 scoring   rows a second of `score_irreducible` on one rank, everything kept in parts and merged into a store,
-          against a loop over the same loader settings that only runs the model. Target: 95 %.
+          against a loop over the same loader settings that only runs the model. Target: 95 %. Medians over
+          rounds of both; on a CPU that others use too, many short ones (`--rows 8000 --rounds 9`).
 billion   a store of a billion rows (a sparse file): time to open it, look-ups, memory of its own.
 keys      100 million string keys: parts of hashed keys merged into one store; peak of memory of its own while
           merging, for a tenth of the keys and for all of them; look-ups of keys by their strings.
@@ -39,8 +40,6 @@ from rholoss import Irreducible, score_irreducible
 from rholoss.il import files
 from rholoss.il.parts import ENTRY, Merged, Parts, entries_of
 
-ROUNDS = 5
-
 
 class Images(Dataset[Any]):
     """Images that are made up of 4,096 that exist, fetched many at a time."""
@@ -62,9 +61,8 @@ class Images(Dataset[Any]):
 
 def bare(
     model: torch.nn.Module, data: Images, batch_size: int, workers: int, device: torch.device
-) -> float:
-    """Seconds of a loop that only runs the model."""
-    started = time.perf_counter()
+) -> None:
+    """A loop that only runs the model."""
     loader = DataLoader(data, batch_size, num_workers=workers, pin_memory=device.type == "cuda")
     with torch.no_grad():
         for x, y in loader:
@@ -75,46 +73,56 @@ def bare(
             )
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
-def scoring(rows: int, batch_size: int, workers: int, folder: Path) -> dict[str, Any]:
+def scoring(rows: int, batch_size: int, workers: int, rounds: int, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, data = SmallCNN().eval().to(device), Images(rows)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    bare(model, Images(10 * batch_size), batch_size, workers, device)  # warm
-    ours, theirs, cpu = [], [], []
-    for number in range(ROUNDS):  # in turn, because the machine may be busy
-        busy = time.process_time()
-        theirs.append(bare(model, data, batch_size, workers, device))
-        busy, started = time.process_time() - busy, time.perf_counter()
-        cpu_started = time.process_time()
+
+    def ours(number: int) -> None:
+        options: dict[str, Any] = {"num_workers": workers, "progress": False, "ranks": True}
         out = folder / f"il{number}"
-        found = score_irreducible(
-            model,
-            data,
-            batch_size=batch_size,
-            num_workers=workers,
-            out=out,
-            progress=False,
-            ranks=True,
-        )
-        ours.append(time.perf_counter() - started)
-        cpu.append(busy / (time.process_time() - cpu_started))
+        found = score_irreducible(model, data, batch_size=batch_size, out=out, **options)
         assert found.meta["measured"] == rows
+
+    def theirs(number: int) -> None:
+        bare(model, data, batch_size, workers, device)
+
+    bare(model, Images(10 * batch_size), batch_size, workers, device)  # warm
+    took: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
+    for number in range(rounds):
+        # In turn, and each of them first as often, because the machine may be busy, and get busier.
+        for loop in (ours, theirs)[:: 1 if number % 2 else -1]:
+            wall, cpu = time.perf_counter(), time.process_time()
+            loop(number)
+            took[loop.__name__].append((time.perf_counter() - wall, time.process_time() - cpu))
     dist.destroy_process_group()
-    shares = [a / b for a, b in zip(theirs, ours, strict=True)]
+    walls, cpus = (
+        [b[clock] / a[clock] for a, b in zip(took["ours"], took["theirs"], strict=True)]
+        for clock in (0, 1)
+    )
     return {
         "rows": rows,
         "batch_size": batch_size,
         "workers": workers,
+        "rounds": rounds,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
-        "rows_a_second": rows / statistics.median(ours),
-        "bare_rows_a_second": rows / statistics.median(theirs),
-        "share": statistics.median(shares),
-        "shares": shares,
-        "share_of_cpu_time": statistics.median(cpu),  # where others use the machine too
+        "rows_a_second": rows / statistics.median(wall for wall, _ in took["ours"]),
+        "bare_rows_a_second": rows / statistics.median(wall for wall, _ in took["theirs"]),
+        "share": statistics.median(walls),
+        "share_quartiles": _quartiles(walls),
+        # Time that others take from this process does not count; nor do the loader's own processes.
+        "share_of_cpu_time": statistics.median(cpus),
+        "share_of_cpu_time_quartiles": _quartiles(cpus),
     }
+
+
+def _quartiles(shares: list[float]) -> list[float]:
+    if len(shares) == 1:
+        return 2 * shares
+    low, _, high = statistics.quantiles(shares, n=4, method="inclusive")
+    return [low, high]
 
 
 def billion(rows: int, folder: Path) -> dict[str, Any]:
@@ -211,6 +219,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="of scoring")
     parser.add_argument("--batch-size", type=int, default=320)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=5, help="of scoring, both loops in each")
     parser.add_argument("--keys", type=int, default=100_000_000)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -225,7 +234,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = {
-            "scoring": lambda: [scoring(given.rows, given.batch_size, given.workers, folder)],
+            "scoring": lambda: [
+                scoring(given.rows, given.batch_size, given.workers, given.rounds, folder)
+            ],
             "billion": lambda: [billion(10**9, folder)],
             "keys": lambda: [
                 merge_keys(rows, folder / str(rows)) for rows in (given.keys // 10, given.keys)

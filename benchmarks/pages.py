@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from pathlib import Path
@@ -47,7 +48,7 @@ def step_page() -> list[str]:
 
 
 def _step_table(found: list[dict[str, Any]]) -> list[str]:
-    """One run: ratios are taken within it."""
+    """One run: ratios are taken within it, where it has what they are taken to."""
     ms = {row["row"]: row["ms"] for row in found}
     lines = [
         f"{where(found[0])} Run of {found[0]['started'].replace('T', ', ')}.",
@@ -58,17 +59,17 @@ def _step_table(found: list[dict[str, Any]]) -> list[str]:
     for row in found:
         name, n_b = row["row"], row["row"].split()[1].rstrip(",")
         plain = name.startswith("uniform") or "eager" in name
-        ratio = row["ms"] / ms[f"uniform {n_b}"]
+        ratio = row["ms"] / ms.get(f"uniform {n_b}", math.nan)
         scoring = row.get("scoring_ms")
         share = f"{scoring:.2f} ms, {scoring / row['ms']:.0%}" if scoring else ""
         lines.append(
-            f"| {name} | {row['ms']:.3f} | {'' if plain else f'{ratio:.2f}x'} | {share} | {row['floor_ms']:.3f} "
+            f"| {name} | {row['ms']:.3f} | {'' if plain or math.isnan(ratio) else f'{ratio:.2f}x'} | {share} | {row['floor_ms']:.3f} "
             f"| {judged(name, row['ms'], ratio)} |"
         )
-    eager = ms["rho 32 of 320, eager float32"]
+    eager = ms.get("rho 32 of 320, eager float32")
     lines.append("")
     for name in ("rho 32 of 320", "rho 32 of 320, folded"):
-        if name in ms:
+        if name in ms and eager is not None:
             faster = eager / ms[name]
             told = "met" if faster >= 11 else "missed"
             lines.append(
@@ -82,6 +83,8 @@ def judged(name: str, ms: float, ratio: float) -> str:
         return ""
     limit, unit = TARGETS[name]
     value = ms if unit == "ms" else ratio
+    if math.isnan(value):
+        return ""
     return f"<= {limit:g}{' ms' if unit == 'ms' else 'x'}: {'met' if value <= limit else 'missed'}"
 
 

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 import rholoss as rho
 from rholoss.demo.data import Digits, load
+from rholoss.distributed import leave
 
 torch.manual_seed(0)
 splits = load(limit=4000)  # 4,000 points each: training, holdout, clean test
@@ -43,3 +44,4 @@ with torch.no_grad():
 accuracy = (logits.argmax(1).cpu() == test.targets).float().mean()
 accelerator.print(f"test accuracy {accuracy:.1%}")
 accelerator.print(select.ledger)
+leave()  # several processes end together; one alone just ends

@@ -71,6 +71,8 @@ def main() -> None:
         )
         select.load_state_dict(state["select"])
         print(f"rank {dist.get_rank()} goes on after step {select.step}")
+    else:
+        select.log.rewind(0)  # of a start that was killed before there was a state
 
     while select.step < given.steps:
         for batch in DataLoader(train, batch_sampler=sampler):
@@ -84,8 +86,9 @@ def main() -> None:
                 if dist.get_rank() == 0:
                     given.out.mkdir(parents=True, exist_ok=True)
                     torch.save(state, saved.with_suffix(".tmp"))
+                dist.barrier()  # it does not count before every rank has written its log so far
+                if dist.get_rank() == 0:
                     saved.with_suffix(".tmp").replace(saved)
-                dist.barrier()  # nobody goes on before there is something to come back to
             if select.step == given.steps:
                 break
     if dist.get_rank() == 0:

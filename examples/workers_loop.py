@@ -64,6 +64,8 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         select.load_state_dict(state["select"])
+    else:
+        select.log.rewind(0)  # of a start that was killed before there was a state
 
     batches.wait_for_workers(given.gather)  # or start at once: those that come later are welcome
     while select.step < given.steps:
@@ -77,8 +79,9 @@ def main() -> None:
                 if dist.get_rank() == 0:
                     given.out.mkdir(parents=True, exist_ok=True)
                     torch.save(state, saved.with_suffix(".tmp"))
+                dist.barrier()  # it does not count before every rank has written its log so far
+                if dist.get_rank() == 0:
                     saved.with_suffix(".tmp").replace(saved)
-                dist.barrier()  # nobody goes on before there is something to come back to
             if select.step == given.steps:
                 break
     if dist.get_rank() == 0:

@@ -26,6 +26,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], metavar="FIELD=VALUE", help="some cells")
     parser.add_argument("--epochs", type=int, help="shorter runs, which count as other runs")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no new run after so long")
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="no run that would not be through by then"
+    )
     parser.add_argument("--side-by-side", type=int, default=6, help="runs at a time")
     parser.add_argument("--data", default=None, help="data directory; else RHOLOSS_DATA")
     parser.add_argument(
@@ -76,7 +79,8 @@ def _run(a: argparse.Namespace) -> None:
 
     cells = _cells(a)
     known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
-    run(Bench(a.data), cells, a.out, side_by_side=a.side_by_side, seconds=a.seconds, known=known)
+    times = {"seconds": a.seconds, "limit": a.limit}
+    run(Bench(a.data), cells, a.out, side_by_side=a.side_by_side, known=known, **times)
 
 
 def _report(a: argparse.Namespace) -> None:

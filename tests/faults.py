@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PATIENCE = 300  # seconds, for what should take ten: the machine may be busy
 
 
 def torchrun(
@@ -74,7 +75,7 @@ def finish(process: subprocess.Popen, seconds: float, folder: Path) -> None:
     assert process.returncode == 0, (folder / "said.txt").read_text()[-6000:]
 
 
-def kill_when(process: subprocess.Popen, rank: int, ready, seconds: float = 60) -> None:
+def kill_when(process: subprocess.Popen, rank: int, ready, seconds: float = PATIENCE) -> None:
     """Kill a rank as soon as `ready()` says so."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:

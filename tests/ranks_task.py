@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ import rholoss as rho
 from rholoss.distributed import leave
 
 ROWS, STEPS = 40, 5  # candidates of each rank and steps of a run
+PATIENCE = 100  # seconds for what takes none: ranks may start long after each other
 CHECKS: dict[str, Callable[[], Any]] = {}
 
 
@@ -209,6 +211,18 @@ def uneven_rows() -> Any:
 
 
 @check
+def repeated_ids() -> Any:
+    """`DistributedSampler` over rows that do not divide, so that ranks get some of them again."""
+    rows = torch.utils.data.TensorDataset(torch.arange(997))
+    sampler = torch.utils.data.DistributedSampler(rows, shuffle=False)
+    candidates = list(torch.tensor(list(sampler)).split(ROWS))
+    model = DistributedDataParallel(network())
+    select = rho.Selector("rho", irreducible=problem()[2], keep=0.1, choice="global")
+    chosen = train(model, select, candidates)
+    return {"candidates": candidates, "chosen": chosen, "parameters": parameters(model)}
+
+
+@check
 def rows_stay_whole() -> Any:
     """A dict of all kinds of leaves, string ids, and losses that put all chosen rows on one rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -258,7 +272,7 @@ def _message(**options: Any) -> str:
     batch = given.pop("batch", batch_of(ids))
     model = given.pop("model", network())
     try:
-        rho.Selector("rho", **given)(model, batch)
+        (given.pop("select", None) or rho.Selector("rho", **given))(model, batch)
     except ValueError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
@@ -284,10 +298,14 @@ def failures() -> dict[str, str]:
     wide = batch_of(_ids()[0])
     if last:
         wide = (wide[0], F.pad(wide[1], (0, 1)), wide[2])
+    early = rho.Selector("rho", irreducible=problem()[2], keep=0.1)
+    with mock.patch("rholoss.distributed.is_running", return_value=False):  # before there are ranks
+        early.batch_sampler(torch.utils.data.TensorDataset(problem()[0]), 60)
     return {
         "other losses": _message(irreducible=other),
         "other rows": _message(irreducible=problem()[2][: 999 if last else 1000]),
         "other keep": _message(keep=0.2 if last else 0.1),
+        "early sampler": _message(select=early),
         "missing loss": _message(irreducible=torch.where(missing.isnan(), missing, problem()[2])),
         "on each": _message(irreducible=None),
         "broken model": _message(model=Broken()),
@@ -332,14 +350,14 @@ def run(checks: dict[str, Callable[[], Any]]) -> None:
         init_method=f"file://{folder / f'store{ranks}'}",
         rank=rank,
         world_size=ranks,
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=PATIENCE),
     )
     torch.save({name: check() for name, check in checks.items()}, folder / f"{ranks}-{rank}.pt")
     if rank == ranks - 1:
         time.sleep(0.5)  # the others wait
-    at_the_end = time.time()
+    at_the_end = time.monotonic()  # one clock for all processes of a machine
     leave()
-    left = {"at the end": at_the_end, "left": time.time(), "in a group": dist.is_initialized()}
+    left = {"at the end": at_the_end, "left": time.monotonic(), "in a group": dist.is_initialized()}
     torch.save(left, folder / f"left-{ranks}-{rank}.pt")
 
 
@@ -356,7 +374,7 @@ def launch(script: str, ranks: int, folder: Path) -> dict[str, list[Any]]:
         for rank in range(ranks)
     ]
     try:
-        said = [process.communicate(timeout=100)[1] for process in processes]
+        said = [process.communicate(timeout=3 * PATIENCE)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -177,11 +177,11 @@ def start(line: str, **options: object) -> subprocess.Popen[str]:
 def test_as_a_process(store: Path) -> None:
     bad = start(f"il check {store} --data fixtures_task:changed")
     good = start(f"il show {store} --json")
-    out, err = bad.communicate(timeout=60)
+    out, err = bad.communicate(timeout=300)
     assert (bad.returncode, out) == (2, "")
     assert err.startswith("Error: The store")
     assert err.count("\n") == 1
-    out, err = good.communicate(timeout=60)
+    out, err = good.communicate(timeout=300)
     assert (good.returncode, err) == (0, "")
     assert json.loads(out)["rows"] == 240
 
@@ -190,12 +190,12 @@ def test_as_a_process(store: Path) -> None:
 def test_ctrl_c_of_a_process(tmp_path: Path) -> None:
     out = tmp_path / "il"
     process = start(f"{FIT} --out {out} --epochs 1000000 --patience 0")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (out / "partial").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith("Stopped. Run the same command again")
     assert "Traceback" not in err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import rholoss as rho
-from rholoss.distributed import Ranks, assign
+from rholoss.distributed import Ranks, assign, is_running, leave
 from rholoss.errors import RholossError
 
 
@@ -134,6 +134,19 @@ def test_ranks_with_fewer_rows_train_on_as_many(found):
     assert sorted(chosen.tolist()) == sorted(expected.tolist())
 
 
+def test_ids_that_a_sampler_repeats_are_chosen_as_on_one_process(found):
+    """997 rows do not divide: the last batches of `DistributedSampler` hold some of the first again."""
+    results = found["repeated_ids"]
+    model, select = task.network(), rho.Selector("rho", irreducible=task.problem()[2], keep=0.1)
+    batches = [torch.cat(parts) for parts in zip(*(r["candidates"] for r in results), strict=True)]
+    dealt = torch.cat(batches)
+    assert len(set(dealt.tolist())) == 997 < len(dealt) == sum(map(len, batches))
+    chosen = task.train(model, select, batches)
+    for step, ids in enumerate(chosen):
+        assert sorted(together(results, step)) == sorted(ids.tolist())
+    same_parameters(results, model)
+
+
 def test_rows_that_move_stay_whole(found):
     batches = found["rows_stay_whole"]
     x, y, _ = task.problem()
@@ -178,6 +191,8 @@ def test_one_message_on_every_rank(found):
         "other rows": f"checksum [0-9a-f]{{8}}', rank {last} has '999 losses with",
         "other keep": rf"differ in `keep` and `k`: rank 0 has \(0.1, None\), rank {last} has \(0.2, "
         "None\\). Start every rank with the same arguments",
+        "early sampler": f"On each of the {ranks} ranks: The batch sampler was made for rank 0 of 1, but "
+        f"this is rank 0 of {ranks}; make it after the process group",
         "missing loss": f"UnmeasuredLossError: On rank {last} of {ranks}: 1 of 40 candidates have no",
         "on each": f"On each of the {ranks} ranks: The method 'rho' needs irreducible losses",
         "broken model": f"On rank {last} of {ranks}: RuntimeError: no memory left",
@@ -252,6 +267,11 @@ def test_no_rank_leaves_before_the_last_has_come(found):
     last = max(rank["at the end"] for rank in found["left"])
     assert min(rank["left"] for rank in found["left"]) >= last
     assert not any(rank["in a group"] for rank in found["left"])
+
+
+def test_alone_there_is_nothing_to_leave():
+    leave()
+    assert not is_running()
 
 
 def test_an_unknown_choice_is_refused():

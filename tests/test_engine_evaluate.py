@@ -24,3 +24,15 @@ def test_it_measures_what_a_plain_loop_measures():
     for c in range(3):
         assert evaluation.per_class[c] == pytest.approx(right[y == c].float().mean().item())
     assert evaluation.per_class[3] != evaluation.per_class[3]  # no example of it
+
+
+def test_the_model_may_change_before_what_was_found_is_read():
+    torch.manual_seed(0)
+    x, y, model = torch.randn(60, 5), torch.randint(0, 3, (60,)), nn.Linear(5, 3)
+    evaluate = Evaluator(model, Resident(x, y, device="cpu"), num_classes=3)
+    first = evaluate()
+    evaluate.begin()
+    with torch.no_grad():
+        model.weight.neg_()
+    assert evaluate.read() == first
+    assert evaluate() != first

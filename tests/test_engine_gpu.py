@@ -136,22 +136,37 @@ def test_the_learning_rate_of_each_step_reaches_the_optimizer(toy):
 
 
 class Breaks(nn.Module):
-    """Asks the device for a number in the middle of the step."""
+    """Asks the device for a number in the middle of the step, or only where it is scored."""
 
-    def __init__(self):
+    def __init__(self, trains=True):
         super().__init__()
-        self.inner = nn.Linear(20, 5)
+        self.inner, self.dropout, self.trains = nn.Linear(20, 5), nn.Dropout(0.1), trains
 
     def forward(self, x):
-        return self.inner(x) * (1.0 if x.sum().item() > 0 else 1.5)
+        asks = self.trains or not self.training
+        return self.inner(self.dropout(x)) * (1.5 if asks and x.sum().item() > 0 else 1.0)
 
 
-def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_why(toy):
-    fast = trainer(toy, Breaks())
+@pytest.mark.parametrize("name", ["rho", "grad_norm_is"])  # the latter draws from its generator
+def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_why(toy, name):
+    fast = trainer(toy, Breaks(), method=name)
+    stream = torch.cuda.current_stream()
     with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph and runs eagerly"):
         fast.train(STEPS)
     fast.flush()
     assert fast.captured[True].eager
+    assert len(fast.seen) == STEPS
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(9, device="cuda").unique().numel() > 1  # which a failed capture forbids
+
+
+def test_a_graph_goes_on_after_another_could_not_be_made(toy):
+    fast = trainer(toy, Breaks(trains=False), schedule=rho.window(8, 16))
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph and runs eagerly"):
+        fast.train(STEPS)
+    fast.flush()
+    assert fast.captured[True].eager
+    assert fast.captured[False].graph is not None
     assert len(fast.seen) == STEPS
 
 

@@ -44,7 +44,8 @@ def make(data, keep=0.2, **options):
     )  # fmt: skip
 
 
-def test_folded_scores_are_those_of_eval_mode(data):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_folded_scores_are_those_of_eval_mode(data, dtype):
     torch.manual_seed(0)
     model = ResNet18(4).to("cuda", memory_format=torch.channels_last)
     x, y = data.batch(torch.arange(512, device="cuda"))
@@ -55,11 +56,11 @@ def test_folded_scores_are_those_of_eval_mode(data):
         for parameter in model.parameters():
             parameter.add_(0.1 * parameter.grad)
     model.eval()
-    folded = FoldedCopy(model, torch.bfloat16)
+    folded = FoldedCopy(model, dtype)
     folded.refresh_statistics()
     folded.refresh_weights()
     with torch.no_grad():
-        exact, quick = model.float()(x.float()), folded.model(x)
+        exact, quick = model(x.float()), folded.model(x.to(dtype))
     losses = [
         torch.nn.functional.cross_entropy(o.float(), y, reduction="none") for o in (exact, quick)
     ]
@@ -76,7 +77,8 @@ def test_a_folded_step_is_captured_and_learns(data, scoring, overlap, compile):
     trainer.train(STEPS)
     trainer.flush()
     assert trainer.captured[True].graph is not None
-    assert Evaluator(trainer.model, data, num_classes=4)().accuracy > 0.6  # 0.9 have the true label
+    evaluate = Evaluator(trainer.model, data, num_classes=4, precision="bf16")
+    assert evaluate().accuracy > 0.6  # 0.9 have the true label
 
 
 @pytest.mark.parametrize("plan", [Remembered(math.log(4)), InfoBatch()])

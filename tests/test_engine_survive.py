@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_whole_steps_on_disk_and_a_state_to_go_on_from(tmp_p
     )  # fmt: skip
     assert process.stdout.readline() == "100\n"
     process.send_signal(signal.SIGINT)
-    printed, error = process.communicate(timeout=60)
+    printed, error = process.communicate(timeout=300)
     assert process.returncode != 0
     assert error.rstrip().endswith("KeyboardInterrupt")
     written, step = map(int, printed.split()[-2:])

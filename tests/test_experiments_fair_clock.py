@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from experiments import records
 from experiments.fair_clock import race as racing
 from experiments.fair_clock.arms import ARMS, Cell, kinds
 from experiments.fair_clock.choose import choice_for, tuned
@@ -158,6 +159,28 @@ def test_a_tiny_race_is_run_and_written(tiny, tmp_path):
     assert lines["annealed"]["scored"] > 0
     assert lines["uniform"]["scored"] == 0
     assert done([out]) == {cell.key() for cell in cells}
+
+
+def test_a_race_that_diverges_is_a_result_and_takes_no_other_with_it(tiny, tmp_path):
+    cells = [Cell("clean", "uniform", 8, lr, 0, budget=0.3) for lr in (1e30, 1e-3)]
+    run(tiny, cells, tmp_path / "runs.jsonl", side_by_side=2)
+    lines = {one["lr"]: one for one in records.read(tmp_path / "runs.jsonl")}
+    assert "not finite" in lines[1e30]["error"]
+    assert lines[1e30]["steps"] == 100  # where it was noticed
+    assert lines[1e-3]["error"] is None
+    assert lines[1e-3]["steps"] == 300
+
+
+def test_irreducible_losses_are_fitted_before_anything_runs_beside_them(
+    tiny, tmp_path, monkeypatch
+):
+    order, fit, advance = [], Race._fit, Running.advance
+    monkeypatch.setattr(Race, "_fit", lambda *given: order.append("fit") or fit(*given))
+    monkeypatch.setattr(Running, "advance", lambda self: order.append("step") or advance(self))
+    cells = [Cell("clean", arm, 8, 1e-3, 0, budget=0.02) for arm in ("uniform", "annealed")]
+    run(tiny, cells, tmp_path / "runs.jsonl", side_by_side=1)
+    assert set(order) == {"fit", "step"}
+    assert "fit" not in order[order.index("step") :]
 
 
 def test_validation_points_are_not_trained_on(tiny):

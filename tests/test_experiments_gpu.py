@@ -12,6 +12,7 @@ from experiments.models import MODELS
 from rholoss.engine import Resident, Trainer
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
 @pytest.mark.parametrize(
     "compile", [False, pytest.param(True, marks=pytest.mark.gpu)], ids=["eager", "compiled"]
 )
@@ -71,3 +72,20 @@ def test_a_live_model_stays_where_it_is(tmp_path, monkeypatch):
     optimizer = current.trainer.source.optimizer
     steps = {float(state["step"]) for state in optimizer.state.values()}
     assert steps == {current.step}
+
+
+@pytest.mark.gpu
+def test_a_look_is_not_waited_for_in_the_turn_that_begins_it(tmp_path, monkeypatch, no_waiting):
+    """Whoever waits leaves the other runs without work."""
+    monkeypatch.setitem(MODELS, "tiny", tiny)
+    bench = Bench(write_cifar10(tmp_path / "data"), recipe=RECIPE)
+    current = bench.start(Cell(method="loss", **{**BASE, "epochs": 10}))
+    for _ in range(6):  # by then the evaluation is a graph, too
+        current.advance()
+    assert [step for step, _ in current.evals] == [5, 10, 15, 20, 25]
+    current._read_look()
+    with no_waiting():
+        current.advance()
+    assert len(current.evals) == 6
+    current._read_look()
+    assert [step for step, _ in current.evals][-1] == 35

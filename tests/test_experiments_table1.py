@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments import records
+from experiments.digits import __main__ as command
 from experiments.digits import chain, page, table1
 from experiments.digits.chain import (
     CHAIN,
@@ -269,6 +270,15 @@ def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch):
         table1.run(list(settings), [0], out=out, device="cpu", settings=settings)
     lines = list(records.read(out))
     assert len(lines) == len(loads) == 2  # the second time nothing was left to do
+    elsewhere = tmp_path / "elsewhere" / "runs.jsonl"
+    given = {"out": elsewhere, "device": "cpu", "settings": settings}
+    monkeypatch.setattr(table1, "RUNS", out)
+    table1.run(list(settings), [0], **given)  # nor is what is known run again elsewhere,
+    table1.run(list(settings), [1], seconds=-1.0, **given)  # nor anything when time is up
+    monkeypatch.setattr(table1, "SETTINGS", settings)
+    command.main(["table1", "--settings", "all", "--seeds", "0", "--out", str(elsewhere)])
+    assert len(loads) == 2
+    assert not elsewhere.exists()  # and no page of nothing is made
     chain_of = lines[0]["chain"]
     assert chain_of["0"]["spearman"] == chain_of["0"]["overlap"] == 1.0
     for result in chain_of.values():

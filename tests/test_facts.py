@@ -207,7 +207,7 @@ def halves(tmp_path_factory):
         cut.train(137)  # these steps were logged and are lost
     script = Path(resume_task.__file__)
     subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(folder)], check=True, timeout=120
+        [sys.executable, "-W", "error", str(script), str(folder)], check=True, timeout=300
     )
     return folder, other, whole
 

@@ -187,7 +187,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
         [sys.executable, "-c", KILLED, here, str(out), str(torch.get_num_threads())],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == -signal.SIGKILL, result.stderr
     data, counter = blobs(80, 0), Watched()

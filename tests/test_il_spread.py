@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,28 @@ def test_work_that_was_cut_off_goes_on_and_a_damaged_part_is_measured_again(tmp_
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("jump", [-(10**8), 10**8])
+def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch, jump):
+    """Work is cut off, the clock jumps by three years, and the files of before have times of their own."""
+    data, model, out = task.Points(1000), task.network(), tmp_path / "il"
+    options = {"batch_size": 20, "progress": False, "ranks": True}
+    with pytest.raises(KeyboardInterrupt):
+        rho.score_irreducible(model, data, loss=Watched(404), out=out, **options)
+    real = {name: getattr(time, name) for name in ("time", "time_ns", "perf_counter")}
+    for name, clock in real.items():  # also the one that should not jump: seconds are only noted
+        by = jump * (10**9 if name == "time_ns" else 1)
+        monkeypatch.setattr(time, name, lambda clock=clock, by=by: clock() + by)
+    for path in out.rglob("*"):
+        os.utime(path, (10**9 - jump, 10**9 - jump))
+    second = Watched()
+    il = rho.score_irreducible(model, data, loss=second, out=out, **options)
+    assert second.rows == 1000 - 400
+    expected = rho.score_irreducible(model, data, batch_size=20, progress=False)
+    assert torch.equal(il.values, expected.values)
+    assert not (out / "partial").exists()
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_long_unit_is_kept_in_several_parts(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(spread, "PART_ROWS", 20)
@@ -187,13 +210,19 @@ def test_blocks_do_not_depend_on_the_number_of_ranks_and_hold_whole_batches():
         assert len(blocks.names) == -(-rows // block)
 
 
+SCORE = "--model ranks_il:small --data ranks_il:train --loss ranks_il:deadly"
+FIT = "--model ranks_il:network --score ranks_il:train --loss ranks_il:deadly_to_fit --folds 4 --epochs 2"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path):
+@pytest.mark.parametrize(
+    ("work", "options"), [("score", SCORE), ("fit", FIT)], ids=["score", "fit"]
+)
+def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path, work, options):
     """The command as users run it: two ranks, one of them is killed in the middle of its work."""
     command = (
         "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 "
-        "--monitor-interval 0.1 -m rholoss il score --model ranks_il:small --data ranks_il:train "
-        "--loss ranks_il:deadly --batch-size 40 --quiet --out il"
+        f"--monitor-interval 0.1 -m rholoss il {work} {options} --batch-size 40 --quiet --out il"
     )
     environment = {
         **os.environ,
@@ -207,11 +236,15 @@ def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
     assert done.stdout.count("il: 1,000 irreducible losses") == 1  # one rank speaks
     found = rho.Irreducible.load(tmp_path / "il", task.train)
-    one = rho.score_irreducible(task.small, task.train, batch_size=40, progress=False)
+    given = {"batch_size": 40, "progress": False}
+    if work == "score":
+        one = rho.score_irreducible(task.small, task.train, **given)
+    else:
+        one = rho.fit_irreducible(task.network, task.train, folds=4, epochs=2, **given)
     assert torch.equal(found.values, one.values)

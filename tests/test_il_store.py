@@ -153,10 +153,10 @@ def test_a_billion_rows_open_at_once(tmp_path):
     meta["rows"] = 1_000_000_000
     (tmp_path / "il" / "meta.json").write_text(json.dumps(meta))
     os.truncate(tmp_path / "il" / meta["files"]["loss"], 4 * meta["rows"])  # sparse
-    started = time.perf_counter()
+    started = time.process_time()  # of this process alone: the machine may be busy
     opened = Irreducible.load(tmp_path / "il")
     assert opened.lookup([0, 999_999_999, 1_000_000_000])[:2].tolist() == [1.0, 0.0]
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_overwriting_replaces_the_store_and_leaves_no_litter(tmp_path):
@@ -245,7 +245,7 @@ def test_kill_at_any_moment_and_a_full_disk_leave_the_old_store(tmp_path):
         [sys.executable, "-c", KILLED, str(tmp_path / "il")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("killed at") == 5

@@ -148,3 +148,13 @@ def test_several_nodes_are_not_told_a_loopback_address(monkeypatch):
     assert wire.own_host() == ("127.0.0.1", "127.0.0.1")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     assert wire.own_host() == ("", "localhost")
+
+
+def test_the_first_trainer_runs_the_store_where_torchrun_does_not(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")  # any that is free
+    host = wire.meeting_place(hosts=True)
+    monkeypatch.setenv("MASTER_PORT", str(host.underlying_store.port))
+    wire.meeting_place().set("where", "here")
+    assert host.get("where") == b"here"

@@ -1,12 +1,14 @@
 """Irreducible-loss models as the paper fits them: constant rate, the checkpoint of lowest loss, reused.
 
-A model is fitted once for a data set and serves every method, seed and study; its weights are kept in a
-folder, so that a later process reuses the same ones.
+A model is fitted once for a data set and serves every method, seed and study. The losses are kept in a
+folder, and the weights beside them, so that a later process reuses the same ones. The losses alone, a
+hundredth as large, are all that most runs need.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import time
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -52,10 +55,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Losses:
-    """Irreducible losses of a problem's training set, the models behind them, and what a record says."""
+    """Irreducible losses of a problem's training set, and what a record says of them."""
 
     table: Irreducible
-    members: tuple[Member, ...]
     about: dict[str, Any]
 
 
@@ -83,7 +85,7 @@ def fit(
     started = time.perf_counter()
     batch_size = min(recipe.batch_size, len(data))
     per_epoch = len(data) // batch_size
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # that of a GPU is in use by runs that are under way
     trainer = Trainer(
         make_model().to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         data, total_steps=recipe.epochs * per_epoch, method="uniform", candidates=batch_size,
@@ -106,7 +108,7 @@ def fit(
 
 
 class Fits:
-    """Fitted models by what they were fitted on, in memory and in `folder`."""
+    """Losses and fitted models by what they were fitted on, in memory and in `folder`."""
 
     def __init__(
         self,
@@ -126,41 +128,64 @@ class Fits:
         """Irreducible losses of a problem's training set, with its labels as they are trained on."""
         key = f"{dataset} {labels} {part} {il}"
         if key not in self._losses:
-            self._losses[key] = self._measure(il, problem, dataset, labels, part)
+            path, ids = self.path(f"{key} losses", ".npz"), problem.train.ids.cpu()
+            if path is not None and path.exists():
+                self._losses[key] = _load_losses(path, ids)
+            else:
+                found = self._losses[key] = self._measure(il, problem, dataset, labels, part)
+                if path is not None:
+                    _save_losses(path, found, ids)
         return self._losses[key]
 
-    def _measure(self, il: str, problem: Problem, dataset: str, labels: str, part: str) -> Losses:
+    def members(
+        self, il: str, problem: Problem, dataset: str, labels: str, part: str
+    ) -> tuple[Member, ...]:
+        """The models behind the losses, fitted anew where the losses alone were kept."""
+        found = self._models(il, problem, dataset, labels, part)
+        return tuple(member for member, _ in found)
+
+    def _models(
+        self, il: str, problem: Problem, dataset: str, labels: str, part: str
+    ) -> list[tuple[Member, Tensor]]:
+        """Each model with the rows of the training set that it scores."""
         name, source = parse(il)
         train, device = problem.train, problem.train.device
-        values = torch.full((len(train),), torch.nan, device=device)
         if source == "cross-fit":
             fold = torch.as_tensor(folds(train.ids.cpu().numpy(), 2), device=device)
-            members = []
-            for number in range(2):
-                seen, scored = (
-                    train.take((fold == n).nonzero()[:, 0]) for n in (1 - number, number)
+            rows = [(fold == number).nonzero()[:, 0] for number in range(2)]
+            return [
+                (
+                    self._member(
+                        f"{dataset} {labels} {part} {name} fold {number}", name,
+                        problem.num_classes, train.take(rows[1 - number]), train.take(rows[number]), number,
+                    ),
+                    rows[number],
                 )
-                fold_name = f"{dataset} {labels} {part} {name} fold {number}"
-                member = self._member(fold_name, name, problem.num_classes, seen, scored, number)
-                values[fold == number] = losses_of(member.model, scored, precision=self.precision)
-                members.append(member)
-        else:
-            # With a clean holdout there is one model for all label sets, fitted and chosen where labels
-            # are clean; the authors chose it on the (clean) test set, which stays untouched here.
-            noisy = source == "noisy holdout"
-            holdout = problem.noisy_holdout if noisy else problem.holdout
-            if holdout is None:
-                raise RholossError(
-                    f"`il` is {il!r}, but with part={part!r} nothing is held out; use 'cross-fit'."
-                )
-            judge = train if noisy else problem.clean
-            fit_name = f"{dataset} {labels if noisy else 'clean'} {part} {name}"
-            member = self._member(fit_name, name, problem.num_classes, holdout, judge, 0)
-            values[:] = losses_of(member.model, train, precision=self.precision)
-            members = [member]
+                for number in range(2)
+            ]  # fmt: skip
+        # With a clean holdout there is one model for all label sets, fitted and chosen where labels
+        # are clean; the authors chose it on the (clean) test set, which stays untouched here.
+        noisy = source == "noisy holdout"
+        holdout = problem.noisy_holdout if noisy else problem.holdout
+        if holdout is None:
+            raise RholossError(
+                f"`il` is {il!r}, but with part={part!r} nothing is held out; use 'cross-fit'."
+            )
+        judge = train if noisy else problem.clean
+        fit_name = f"{dataset} {labels if noisy else 'clean'} {part} {name}"
+        member = self._member(fit_name, name, problem.num_classes, holdout, judge, 0)
+        return [(member, torch.arange(len(train), device=device))]
+
+    def _measure(self, il: str, problem: Problem, dataset: str, labels: str, part: str) -> Losses:
+        train = problem.train
+        values, members = torch.full((len(train),), torch.nan, device=train.device), []
+        for member, rows in self._models(il, problem, dataset, labels, part):
+            scored = train.take(rows)
+            values[rows] = losses_of(member.model, scored, precision=self.precision)
+            members.append(member)
         seconds = sum(member.seconds for member in members)
         table = Irreducible.from_losses(values.cpu(), train.ids.cpu(), seconds=seconds)
-        return Losses(table, tuple(members), self._about(members, problem, seconds, values))
+        return Losses(table, self._about(members, problem, seconds, values))
 
     def _about(
         self, members: list[Member], problem: Problem, seconds: float, values: Tensor
@@ -186,12 +211,7 @@ class Fits:
         self, key: str, name: str, num_classes: int, data: Resident, judge: Resident, seed: int
     ) -> Member:
         if key not in self._members:
-            path = None
-            if self.folder is not None:
-                path = self.folder / (
-                    re.sub(r"[^\w-]+", "_", f"{key} {self._recipe_name()}") + ".pt"
-                )
-            make = self.models[name]
+            path, make = self.path(key, ".pt"), self.models[name]
             if path is not None and path.exists():
                 self._members[key] = _load(path, make(num_classes), data.device)
             else:
@@ -204,8 +224,34 @@ class Fits:
                 self._members[key] = member
         return self._members[key]
 
-    def _recipe_name(self) -> str:
-        return f"{self.recipe.epochs} {self.recipe.batch_size} {self.recipe.learning_rate}"
+    def path(self, key: str, suffix: str) -> Path | None:
+        """Where something of this recipe is kept."""
+        if self.folder is None:
+            return None
+        recipe = f"{self.recipe.epochs} {self.recipe.batch_size} {self.recipe.learning_rate}"
+        return self.folder / (re.sub(r"[^\w-]+", "_", f"{key} {recipe}") + suffix)
+
+
+def save_arrays(path: Path, **arrays: Any) -> None:
+    """As .npz, under a temporary name first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)
+    temporary.replace(path)
+
+
+def _save_losses(path: Path, losses: Losses, ids: Tensor) -> None:
+    save_arrays(path, loss=losses.table.lookup(ids), ids=ids, about=json.dumps(losses.about))
+
+
+def _load_losses(path: Path, ids: Tensor) -> Losses:
+    with np.load(path) as found:
+        if not np.array_equal(found["ids"], ids):
+            raise RholossError(f"{path} holds losses of other points; delete it to fit them anew.")
+        about = json.loads(str(found["about"]))
+        table = Irreducible.from_losses(found["loss"], found["ids"], seconds=about["seconds"])
+    return Losses(table, about)
 
 
 def _save(path: Path, member: Member) -> None:

@@ -8,18 +8,20 @@ import functools
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 
 from experiments import records
+from experiments.bench.adapters import Compiled, OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
-from experiments.bench.irreducible import Fits, Losses, Recipe, parse
+from experiments.bench.irreducible import Fits, Losses, Member, Recipe, parse, save_arrays
 from experiments.bench.lines import line
+from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
 from experiments.bench.streaming import STREAMS, Loop
 from experiments.bench.watch import Shares, Watched
@@ -41,7 +43,7 @@ class Bench:
 
     Args:
         root: the data directory.
-        folder: where weights of irreducible-loss models are kept; by default below the data directory.
+        folder: where irreducible losses and their models are kept; by default below the data directory.
         precision, compile: by default bf16 and compiled on a GPU, plain float32 elsewhere.
     """
 
@@ -80,18 +82,30 @@ class Bench:
             return Loop(cell, self.problems.root, self.folder, precision=self.precision)
         return Run(self, cell)
 
+    def steps_per_epoch(self, cell: Cell) -> int:
+        """An epoch is one pass of the candidates; what is left over is dropped."""
+        return max(1, len(self.problem(cell).train) // cell.n_B)
+
+    def steps(self, cell: Cell) -> int:
+        """All steps of a run; 0 where data is streamed, and not counted before."""
+        return 0 if cell.dataset in STREAMS else cell.epochs * self.steps_per_epoch(cell)
+
     def losses(self, cell: Cell) -> Losses | None:
         """The irreducible losses that the cell names."""
         if cell.il == "none":
             return None
         return self.fits.losses(cell.il, self.problem(cell), cell.dataset, cell.labels, cell.part)
 
+    def members(self, cell: Cell) -> tuple[Member, ...]:
+        """The models behind the cell's irreducible losses."""
+        return self.fits.members(cell.il, self.problem(cell), cell.dataset, cell.labels, cell.part)
+
     def irreducible(self, cell: Cell) -> Any:
         """A table, a live model, or None, as the trainer takes it."""
         losses = self.losses(cell)
         if losses is None or parse(cell.il)[1] != "live":
             return None if losses is None else losses.table
-        model = copy.deepcopy(losses.members[0].model)  # each run has its own
+        model = copy.deepcopy(self.members(cell)[0].model)  # each run has its own
         model = OwnPrecision(model, self.precision == "bf16")
         rate = LIVE_RATE * cell.learning_rate
         options = {"capturable": True, "fused": True} if self.cuda else {}
@@ -99,67 +113,33 @@ class Bench:
 
     def core_set(self, cell: Cell) -> Resident:
         """SVP: the tenth of the training set on which the proxy is least sure."""
-        key = (cell.dataset, cell.labels, cell.part, cell.il, f"{cell.n_b}/{cell.n_B}")
+        key = (cell.dataset, cell.labels, cell.part, cell.il, f"{cell.n_b} of {cell.n_B}")
         if key not in self._coresets:
-            losses, train = self.losses(cell), self.problem(cell).train
-            if losses is None or len(losses.members) != 1:
+            if cell.il == "none" or parse(cell.il)[1] == "cross-fit":
                 raise RholossError(f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy.")
-            chosen = coreset(
-                OwnPrecision(losses.members[0].model, self.precision == "bf16"),
-                WithIndex(Unaugmented(train), list(range(len(train)))),
-                keep=cell.n_b / cell.n_B,
-                method="entropy",
-                progress=False,
+            train, path = (
+                self.problem(cell).train,
+                self.fits.path(f"core-set {' '.join(key)}", ".npz"),
             )
-            self._coresets[key] = train.take(torch.as_tensor(chosen.ids, device=train.device))
+            if path is not None and path.exists():
+                with np.load(path) as found:
+                    rows = found["rows"]
+            else:
+                rows = self._least_sure(cell, train)
+                if path is not None:
+                    save_arrays(path, rows=rows)
+            self._coresets[key] = train.take(torch.as_tensor(rows, device=train.device))
         return self._coresets[key]
 
-
-class OwnPrecision(nn.Module):
-    """A model that chooses its precision itself, whatever is asked for outside."""
-
-    def __init__(self, inner: nn.Module, low: bool) -> None:
-        super().__init__()
-        self.inner, self.low = inner, low
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.low:
-            return self.inner(x)
-        # No cache: weights cast while nothing is recorded must not serve a pass that is.
-        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
-            return self.inner(x).float()
-
-
-class Unaugmented(Dataset[tuple[Tensor, Tensor]]):
-    """Resident rows one by one, in float32 on the host, for what reads a data set."""
-
-    def __init__(self, data: Resident) -> None:
-        rows = torch.arange(len(data), device=data.device)
-        self.x = torch.cat([data.batch(part)[0].float().cpu() for part in rows.split(5000)])
-        self.targets = data.targets.cpu()
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        return self.x[row], self.targets[row]
-
-
-@functools.cache
-def _compiled_call() -> Callable[[nn.Module, Tensor], Tensor]:
-    """One compilation of "call the model" for all evaluators of the process."""
-    return torch.compile(lambda model, x: model(x), dynamic=False)
-
-
-class Compiled(nn.Module):
-    """The model, called through the shared compilation."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _compiled_call()(self.inner, x)
+    def _least_sure(self, cell: Cell, train: Resident) -> np.ndarray:
+        chosen = coreset(
+            OwnPrecision(self.members(cell)[0].model, self.precision == "bf16"),
+            WithIndex(Unaugmented(train), list(range(len(train)))),
+            keep=cell.n_b / cell.n_B,
+            method="entropy",
+            progress=False,
+        )
+        return np.asarray(chosen.ids)
 
 
 class Run:
@@ -170,14 +150,16 @@ class Run:
         losses, self.started = bench.losses(cell), time.perf_counter()
         self.il_about = None if losses is None else losses.about
         self.precision = bench.precision
-        self.steps_per_epoch = max(1, len(self.problem.train) // cell.n_B)
+        self.steps_per_epoch = bench.steps_per_epoch(cell)
         self.stream = torch.cuda.Stream() if bench.cuda else None
         self.evals: list[tuple[int, float]] = []
         self.il_evals: list[tuple[int, float]] = []
         self.error: str | None = None
         self.last: Evaluation | None = None
-        total = cell.epochs * self.steps_per_epoch
-        torch.manual_seed(cell.seed)
+        self._looking_at: int | None = None  # the step of an evaluation that was not read yet
+        total = bench.steps(cell)
+        # Made on the host. The GPU's generator is not seeded: runs that are under way draw from it.
+        torch.default_generator.manual_seed(cell.seed)
         model = MODELS[cell.model](self.problem.num_classes)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.watched = Watched(model, cell.n_b)
@@ -223,10 +205,14 @@ class Run:
         return self.error is not None or self.trainer.step == self.trainer.total_steps
 
     def advance(self, steps: int = CHUNK) -> int:
-        """Train on, at most to the next evaluation; returns the steps taken."""
+        """Train on, at most to the next evaluation; returns the steps taken.
+
+        An evaluation is read in the next turn, so that other runs have theirs while it is made.
+        """
         trainer, before = self.trainer, self.trainer.step
         on_stream = torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
         with on_stream:
+            self._read_look()
             try:
                 look = next_look(before, self.steps_per_epoch, self.cell.looks)
                 trainer.train(min(steps, look - before))
@@ -236,15 +222,25 @@ class Run:
                 self.error = str(problem)
                 return trainer.step - before
             if trainer.step == look:
-                self._look()
+                self._begin_look()
+            if trainer.step == trainer.total_steps:
+                self._read_look()
         return trainer.step - before
 
-    def _look(self) -> None:
-        self.last = self.evaluate()
-        self.evals.append((self.trainer.step, round(100 * self.last.accuracy, 2)))
+    def _begin_look(self) -> None:
+        self._looking_at = self.trainer.step
+        for evaluate in (self.evaluate, self.evaluate_il):
+            if evaluate is not None:
+                evaluate.begin()
+
+    def _read_look(self) -> None:
+        step, self._looking_at = self._looking_at, None
+        if step is None:
+            return
+        self.last = self.evaluate.read()
+        self.evals.append((step, round(100 * self.last.accuracy, 2)))
         if self.evaluate_il is not None:
-            accuracy = self.evaluate_il().accuracy
-            self.il_evals.append((self.trainer.step, round(100 * accuracy, 2)))
+            self.il_evals.append((step, round(100 * self.evaluate_il.read().accuracy, 2)))
 
 
 def next_look(step: int, steps_per_epoch: int, looks: int) -> int:
@@ -275,15 +271,16 @@ def run(
     *,
     side_by_side: int = 6,
     seconds: float = math.inf,
+    limit: float = math.inf,
     known: Sequence[Path] = (),
     progress: bool = True,
 ) -> int:
-    """Run cells, each with the name of its study, several at a time; no new one after `seconds`.
+    """Run cells, each with the name of its study, several at a time; for `seconds` and `limit` see `Pace`.
 
     Returns how many were finished. Cells that have a line below `out` or `known` are passed over. One that
     fails takes no other with it: what went wrong is raised when all others are through.
     """
-    started, have = time.perf_counter(), done(out, *known)
+    pace, have = Pace(seconds, limit), done(out, *known)
     fresh: dict[Cell, str] = {}  # a cell of two studies goes to the first
     for study, cell in cells:
         if cell.key() not in have:
@@ -292,13 +289,17 @@ def run(
     running: list[tuple[str, Run | Loop]] = []
     finished, failed = 0, _Failures()
     with Bar(len(waiting), "runs", enabled=progress) as bar:
-        while waiting or running:
-            if time.perf_counter() - started > seconds:
-                waiting = []
-            while waiting and len(running) < side_by_side:
-                study, cell = waiting.pop(0)
+        while True:
+            for study, cell in list(waiting):
+                if pace.over or len(running) == side_by_side:
+                    break
                 with failed.kept(study, cell):
+                    if not pace.allows(bench.steps(cell), [current for _, current in running]):
+                        continue  # a shorter one may do
                     running.append((study, bench.start(cell)))
+                waiting.remove((study, cell))
+            if not running:
+                break
             for entry in list(running):
                 study, current = entry
                 with failed.kept(study, current.cell):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -25,6 +26,7 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--limit", type=int, default=None, help="points of each set, for a look")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="none begins after so long")
     parser.add_argument("--out", type=Path, default=table1.RUNS, help="file of lines")
     parser.add_argument("--data", default=None, help="directory with MNIST/raw; else RHOLOSS_DATA")
     a = parser.parse_args(words)
@@ -33,8 +35,10 @@ def main(words: list[str] | None = None) -> None:
     if unknown:
         parser.error(f"`--settings` has {unknown}; choose of {'; '.join(table1.SETTINGS)}")
     if a.command == "table1":
-        table1.run(names, a.seeds, out=a.out, root=a.data, limit=a.limit)
-    print(page.write(a.out.parent))
+        given = {"root": a.data, "limit": a.limit, "seconds": a.seconds}
+        table1.run(names, a.seeds, out=a.out, **given)
+    if a.out.exists():  # nothing was left to do, or there was no time, and it is elsewhere
+        print(page.write(a.out.parent))
 
 
 if __name__ == "__main__":

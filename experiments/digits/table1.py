@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -99,14 +100,16 @@ def run(
     root: Any = None,
     device: str | None = None,
     limit: int | None = None,
+    seconds: float = math.inf,
     settings: dict[str, Setting] | None = None,
 ) -> None:
-    """Run the settings of these names for each seed, unless `out` has them; append a line for each.
+    """Run the settings of these names for each seed, unless they have a line; append one for each.
 
-    `limit` takes the first points of train and holdout set only, for a quick look.
+    What is committed counts as done, wherever new lines go. `limit` takes the first points of train and
+    holdout set only, for a quick look. None begins after `seconds`.
     """
-    known = settings or SETTINGS
-    done = {key_of(record) for record in records.read(out)}
+    known, begun = settings or SETTINGS, time.perf_counter()
+    done = {key_of(record) for record in records.read(*([] if limit else [RUNS]), out)}
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     fitted: dict[tuple[Any, ...], Any] = {}
     wanted = [(seed, name) for seed in seeds for name in names]
@@ -116,6 +119,8 @@ def run(
     total = sum(2 * epochs for epochs in fits.values()) + len(wanted) * len(CHAIN)
     with Bar(total, "Table 1") as bar:
         for seed, name in wanted:
+            if time.perf_counter() - begun > seconds:
+                break
             setting = known[name]
             data = tuple(_first(p, limit) for p in load(setting, root, where))
             train, holdout, test = data

@@ -17,6 +17,7 @@ from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n, cifar
 from experiments.fair_clock.arms import ARMS, Arm, Cell, Kind, kinds
 from experiments.models import ResNet18, SmallCNN
 from rholoss.engine import CropFlip, Evaluator, Folded, Resident, Trainer, fit_resident, one_cycle
+from rholoss.errors import TooFewFiniteScoresError
 from rholoss.noise import uniform_noise
 
 NUM_VALIDATION = 5000
@@ -175,6 +176,9 @@ class Running:
         capacity = max(self.steps, cell.steps(race.times, self.il_seconds, scoring=0))
         self.trainer = race.trainer(cell, self.steps, capacity)
         self.stream = torch.cuda.Stream() if race.train.device.type == "cuda" else None
+        if self.stream is not None:  # all of this was made on another one
+            self.stream.wait_stream(torch.cuda.current_stream())
+        self.error: str | None = None
         self._planned = self.trainer.schedule.stop
         self.evaluator = Evaluator(
             self.trainer.model, race.data(cell)[1], num_classes=race.num_classes,
@@ -184,12 +188,18 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        return self.trainer.step >= self.steps
+        return self.error is not None or self.trainer.step >= self.steps
 
     def advance(self) -> None:
         """Some steps. If the switch has come, what is left of the budget is shared out anew."""
         with torch.cuda.stream(self.stream):
-            self.trainer.train(min(CHUNK, self.steps - self.trainer.step))
+            try:
+                self.trainer.train(min(CHUNK, self.steps - self.trainer.step))
+                if self.trainer.step >= self.steps:
+                    self.trainer.flush()
+            except TooFewFiniteScoresError as problem:  # a run that diverged is a result too
+                self.error = str(problem)
+                return
             stop = self.trainer.schedule.stop
             if stop != self._planned:
                 self._planned = stop
@@ -209,12 +219,8 @@ class Running:
 
     def record(self) -> dict[str, Any]:
         """The line of results."""
-        error = None
-        try:
-            self.trainer.flush()
-        except ValueError as problem:  # a run that diverged is a result too
-            error = str(problem)
-        result, trainer = self.evaluator(), self.trainer
+        with torch.cuda.stream(self.stream):  # where the last steps are
+            result, trainer = self.evaluator(), self.trainer
         return {
             **asdict(self.cell),
             "steps": trainer.step,
@@ -230,7 +236,7 @@ class Running:
             "il_seconds": round(self.il_seconds, 3) if self.arm.needs_il else None,
             "il_recipe": IL_RECIPE if self.arm.needs_il else None,
             "step_ms": {key: round(value, 4) for key, value in self.race.times.items()},
-            "error": error,
+            "error": self.error,
             **records.about("experiments.fair_clock"),
         }
 
@@ -247,6 +253,9 @@ def run(
 ) -> None:
     """Run the cells, several at a time; stop taking new ones after `seconds`."""
     started, waiting = time.perf_counter(), list(cells)
+    for cell in cells:
+        if ARMS[cell.arm].needs_il:
+            race.irreducible(cell)  # with nothing beside it: its seconds count
     running: list[Running] = []
     while waiting or running:
         while waiting and len(running) < side_by_side:

@@ -8,8 +8,9 @@ from experiments.studies.arms import R18_IL, rho
 LIVE = "resnet18, live"
 NOTE = (
     "Original: the irreducible-loss model starts from the weights that the approximated function reads its "
-    "losses from, scores the (augmented) candidates at every step and then takes one AdamW step on those "
-    "selected, at 0.01 of the target's learning rate as in the authors' code. Its BatchNorm stays in eval "
+    "losses from (on another machine, from weights that were fitted again in the same way), scores the "
+    "(augmented) candidates at every step and then takes one AdamW step on those selected, at 0.01 of the "
+    "target's learning rate as in the authors' code. Its BatchNorm stays in eval "
     "mode; in the authors' code, as we read it, in train mode."
 )
 

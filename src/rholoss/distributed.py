@@ -66,8 +66,10 @@ def leave() -> None:
     """`destroy_process_group` together with the other ranks, so that each of them ends cleanly.
 
     Gloo's threads drop what they worked on a moment after the last call has returned, and need Python
-    for it: a process that is at its end by then aborts (1 run of 80 with torch 2.13).
+    for it: a process that is at its end by then aborts (1 run of 80 with torch 2.13). Alone it does nothing.
     """
+    if not is_running():
+        return
     dist.barrier()  # whoever leaves first would cut the others off
     time.sleep(0.2)  # Python is theirs
     dist.destroy_process_group()

@@ -72,6 +72,14 @@ class CandidateBatches(Sampler[list[int]]):
         rows, whole = len(self.ids), self.batch_size * self.ranks
         return rows // whole if self.drop_last else -(-rows // whole)
 
+    def check_ranks(self, rank: int, ranks: int) -> None:
+        """Raise if the process group has other ranks than this was made for: all would load the same."""
+        if (self.rank, self.ranks) != (rank, ranks):
+            raise RholossError(
+                f"The batch sampler was made for rank {self.rank} of {self.ranks}, but this is rank {rank} "
+                f"of {ranks}; make it after the process group, or start the script with torchrun."
+            )
+
     def rows_at(self, step: int) -> int:
         """Number of candidates at a step, of this rank."""
         return len(self._places(step % len(self)))

@@ -126,6 +126,8 @@ class Selector:
             with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
                 if not self._checked:
                     self.log.check_new(self.step)
+                    if self._sampler and self.ranks.size > 1:
+                        self._sampler.check_ranks(self.ranks.rank, self.ranks.size)
                 ids = self.find_index(batch)
                 rows = len(ids)
                 candidates = self._candidates(rows, phase)

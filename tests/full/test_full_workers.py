@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from faults import ROOT, finish, scoring_workers, torchrun, workers_of
+from faults import PATIENCE, ROOT, finish, scoring_workers, torchrun, workers_of
 from workers_log import check_log
 
 pytestmark = pytest.mark.full
@@ -64,7 +64,7 @@ def test_runs_whose_ranks_are_killed_lose_no_candidate_and_end_as_good(tmp_path)
     for seed in range(SEEDS):
         folder = tmp_path / f"undisturbed {seed}"
         folder.mkdir()
-        finish(torchrun([*LOOP, "--seed", str(seed)], folder, ranks=1), 200, folder)
+        finish(torchrun([*LOOP, "--seed", str(seed)], folder, ranks=1), PATIENCE, folder)
         undisturbed.append(result_of(folder)["accuracy"])
     mean, spread = statistics.mean(undisturbed), statistics.stdev(undisturbed)
 
@@ -74,17 +74,17 @@ def test_runs_whose_ranks_are_killed_lose_no_candidate_and_end_as_good(tmp_path)
         folder = tmp_path / f"disturbed {seed}"
         folder.mkdir()
         script = [*LOOP, "--seed", str(seed), "--workers", "2", "--restarts", "9", "--wait", "0.2"]
-        script += ["--gather", "30"]
+        script += ["--gather", str(PATIENCE / 2)]
         process = torchrun(script, folder, ranks=3, restarts=KILLS)
         while process.poll() is None and killed.total() < KILLS:
             wait_for_work(process, folder)
             time.sleep(moments.uniform(0, 4))
             kind = kill_one(process, folder, moments)
             killed.update([kind] if kind else [])
-        finish(process, 300, folder)
+        finish(process, PATIENCE, folder)
         check_log(folder / "run" / "chosen.jsonl", STEPS, seed)
         disturbed.append(result_of(folder))
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while scoring_workers(folder) and time.monotonic() < end:
             time.sleep(0.1)
         assert scoring_workers(folder) == {}

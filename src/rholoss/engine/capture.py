@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Generator
@@ -47,8 +48,8 @@ class Captured:
     """Runs a function of no arguments, whose tensors stay in place: eagerly at first, then as a graph.
 
     The first calls on a CUDA device run eagerly on a side stream, as capture asks for. They are real
-    steps: nothing is run twice or put back. A function that cannot be captured runs on eagerly, and the
-    reason is told once. On the CPU it always runs eagerly.
+    steps: nothing is run twice or put back. A function that cannot be captured runs on eagerly, on that
+    stream, and the reason is told once. On the CPU it always runs eagerly.
     """
 
     def __init__(
@@ -68,14 +69,15 @@ class Captured:
         self.eager = device.type != "cuda"
         self.why_eager = f"{device.type} has no CUDA graphs" if self.eager else ""
         self._calls = 0
+        self._failed: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         """One step."""
         if self.graph is not None:  # it has all its memory already
             self.graph.replay()
-        elif self.eager:
+        elif self.stream is None:
             self.body()
-        elif self._calls < WARM_UP:
+        elif self.eager or self._calls < WARM_UP:
             self._calls += 1
             self._on_side_stream(self.body)
         else:
@@ -90,18 +92,25 @@ class Captured:
             body()
         current.wait_stream(self.stream)
 
-    def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+    def _record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], Any]) -> None:
         for generator in self.generators:
             graph.register_generator_state(generator)
+        # The stream is set here as well: a capture that fails leaves its own as the current one.
+        with torch.cuda.stream(self.stream), torch.cuda.graph(graph, stream=self.stream):
+            body()
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
-                self.body()
+            self._record(graph, self.body)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)
             self.eager, self.why_eager = True, str(error).splitlines()[0]
+            self._failed = graph  # the allocator goes on asking it which streams are its own
+            # Generators take themselves to be in that capture still, and would refuse to draw.
+            self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=self.device))
             warnings.warn(
                 f"The step cannot be captured as a CUDA graph and runs eagerly: {self.why_eager}",
                 stacklevel=4,

@@ -75,8 +75,16 @@ class Evaluator:
 
     def __call__(self) -> Evaluation:
         """Evaluate the model as it is now."""
+        self.begin()
+        return self.read()
+
+    def begin(self) -> None:
+        """Have the model evaluated as it is now. Does not wait for the device; steps may follow at once."""
         with says_what_to_reduce("`batch_size`"):
             self._run()
+
+    def read(self) -> Evaluation:
+        """What was found since `begin`. Waits for the device."""
         loss, right, total = self._sums.double().cpu()
         return Evaluation(
             float(loss.sum() / total.sum()),

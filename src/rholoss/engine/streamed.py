@@ -128,6 +128,8 @@ class Window:
         # Per pinned buffer: its last copy is made. Then: the stage is free again.
         self._copied = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
         self._free = torch.cuda.Event() if on_gpu else None
+        if self._free is not None:  # not before what had the stage's memory last is done with it
+            self._free.record(torch.cuda.current_stream(device))
         self._turn, self._coming = 0, torch.empty(0, dtype=torch.long)
 
     def prefetch(self, rows: Tensor | None) -> None:

@@ -116,12 +116,13 @@ class Crew:
             hello, _ = wire.receive(connection)
             link.number = hello["number"]
             differ = [name for name, own in self.same.items() if hello["same"].get(name) != own]
-            wire.send(connection, {"kind": "welcome", "differ": differ})
             if differ:
                 with self._changed:
                     self.news.append(
                         f"scoring worker {link.number} was turned away: {', '.join(differ)} differ"
                     )
+            wire.send(connection, {"kind": "welcome", "differ": differ})
+            if differ:
                 return
             link.heard = time.monotonic()
             with self._changed:

@@ -1,0 +1,88 @@
+"""Scoring beside training: nothing hangs on which of the two comes first."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import rholoss as rho
+from rholoss.engine import (
+    CropFlip,
+    Folded,
+    Gate,
+    LowerResolution,
+    Remembered,
+    Resident,
+    Reuse,
+    Streamed,
+    Trainer,
+)
+from rholoss.engine.overlap import OverlappedStep
+from rholoss.engine.resident import Examples
+
+N, STEPS = 480, 110  # more than one window of a hundred
+GENERATOR = torch.Generator().manual_seed(0)
+LABELS = torch.randint(0, 4, (N,), generator=GENERATOR)
+IMAGES = torch.randint(0, 256, (N, 3, 8, 8), dtype=torch.uint8, generator=GENERATOR)
+PIXELS = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "augment": CropFlip(pad=1), "device": "cpu"}
+COUNTERS = ("index", "score", "loss", "reducible", "row", "not_finite", "short", "broken")
+
+KINDS = {
+    "train": dict,
+    "batch": lambda: {"batch_norm": "batch"},
+    "sampled": lambda: {"method": "grad_norm_is"},
+    "folded": lambda: {"batch_norm": "eval", "scoring": Folded()},
+    "gate": lambda: {"batch_norm": "eval", "scoring": Gate(0.75, by=Folded())},
+    "reuse": lambda: {"scoring": Reuse(0.5)},
+    "half resolution": lambda: {"scoring": LowerResolution(2)},
+    "streamed": lambda: {"kind": Streamed},
+    "remembered": lambda: {"plan": Remembered(math.log(4)), "schedule": rho.window(0, 60)},
+}
+
+
+def late(self):
+    """A step whose side stream does everything at the last moment that the events allow."""
+    index, x, y, score, mean, *weight = self.waiting
+    self.replica.refresh_statistics()
+    optimizer, update = self.step.optimizer, self.step.optimizer.step
+    optimizer.step = lambda: (self.replica.refresh_weights(), update())
+    try:
+        self.step.learn(Examples(index, x, y), weight[0] if weight else None, score, mean)
+    finally:
+        del optimizer.step
+    choice = self._choose_next()
+    if self.step.scorer.batch_norm == "train":
+        self.replica.move_statistics()
+    self.deliver(self.waiting, *choice)
+
+
+def trained(kind=Resident, **options):
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(32, 4),
+    )  # fmt: skip
+    made = Trainer(
+        model, kind(IMAGES, LABELS, **PIXELS), total_steps=STEPS, candidates=48, keep=0.25,
+        irreducible=torch.linspace(0, 1, N), overlap=True, **options,
+    )  # fmt: skip
+    made.seen = []
+    made.on_flush.append(lambda step, index, losses: made.seen.append(index))
+    made.train(STEPS)
+    made.flush()
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_does_not_matter_when_the_side_stream_runs(monkeypatch, kind):
+    """On the CPU scoring comes first; on a GPU it may as well come last."""
+    one = trained(**KINDS[kind]())
+    monkeypatch.setattr(OverlappedStep, "__call__", late)
+    other = trained(**KINDS[kind]())
+    assert len(one.seen) == 2
+    assert all(map(torch.equal, one.seen, other.seen))
+    for name in COUNTERS:
+        assert torch.equal(getattr(one.counters, name), getattr(other.counters, name)), name
+    states = [run.model.state_dict().values() for run in (one, other)]
+    assert all(map(torch.equal, *states))

@@ -1,0 +1,193 @@
+"""What runs of the bench share: irreducible losses that are kept, compilations, a GPU's time."""
+
+import gc
+import math
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
+
+from experiments.bench import adapters, irreducible
+from experiments.bench import run as bench_run
+from experiments.bench.cell import Cell
+from experiments.bench.pace import Pace
+from experiments.bench.run import Bench, Run, done, run
+from experiments.models import MODELS
+from rholoss.engine import step as engine_step
+from rholoss.errors import RholossError
+
+HOLDOUT, CROSS_FIT = "tiny, clean holdout", "tiny, cross-fit"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", tiny)
+    return write_cifar10(tmp_path / "data")
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """Counts the fits from here on."""
+    found, fit = [], irreducible.fit
+
+    def counted(*given, **options):
+        found.append(given)
+        return fit(*given, **options)
+
+    monkeypatch.setattr(irreducible, "fit", counted)
+    return found
+
+
+def made(root):
+    return Bench(root, recipe=RECIPE)
+
+
+# Irreducible losses.
+
+
+def test_one_model_of_the_clean_holdout_serves_all_labels(root, fitted):
+    bench = made(root)
+    cell = Cell(method="rho", il=HOLDOUT, **BASE)
+    wrong = Cell(method="rho", il=HOLDOUT, labels="noise 10 %", **BASE)
+    clean, noisy = bench.losses(cell), bench.losses(wrong)
+    assert len(fitted) == 1
+    problem = bench.problem(wrong)
+    ids = problem.train.ids
+    changed = problem.corrupted[ids]
+    assert torch.equal(clean.table.lookup(ids)[~changed], noisy.table.lookup(ids)[~changed])
+    assert not torch.equal(clean.table.lookup(ids)[changed], noisy.table.lookup(ids)[changed])
+
+
+@pytest.mark.parametrize("il", [HOLDOUT, CROSS_FIT])
+@pytest.mark.parametrize("weights", [True, False], ids=["weights kept", "losses alone"])
+def test_losses_are_found_again_with_and_without_the_weights(root, fitted, il, weights):
+    cell = Cell(method="rho", il=il, **BASE)
+    first = made(root)
+    losses, ids = first.losses(cell), first.problem(cell).train.ids
+    num = len(fitted)
+    for path in () if weights else first.folder.glob("*.pt"):
+        path.unlink()
+    again = made(root)
+    found = again.losses(cell)
+    assert torch.equal(found.table.lookup(ids), losses.table.lookup(ids))
+    assert found.about == losses.about
+    assert len(fitted) == num
+    members = again.members(cell)  # a live model needs them
+    assert len(fitted) == (num if weights else 2 * num)
+    assert [member.epoch for member in members] == losses.about["epochs"]
+
+
+def test_a_core_set_is_found_again_without_the_weights(root, fitted):
+    cell = Cell(method="svp", il=HOLDOUT, **BASE)
+    first = made(root)
+    chosen = first.core_set(cell).ids
+    Run(first, cell)
+    for path in first.folder.glob("*.pt"):
+        path.unlink()
+    current = Run(made(root), cell)
+    assert torch.equal(current.trainer.data.ids, chosen)
+    assert current.il_about is not None
+    assert len(fitted) == 1
+
+
+def test_losses_of_other_points_are_not_taken(root):
+    cell = Cell(method="rho", il=HOLDOUT, **BASE)
+    first = made(root)
+    first.losses(cell)
+    (path,) = first.folder.glob("*losses*.npz")
+    irreducible.save_arrays(path, loss=torch.zeros(3), ids=torch.arange(3), about="{}")
+    with pytest.raises(RholossError, match="holds losses of other points; delete it to fit them"):
+        made(root).losses(cell)
+
+
+# Compilations.
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
+def test_runs_share_their_compilations(root, monkeypatch):
+    """Each seed, each label set and each method that measures the same: nothing is compiled anew."""
+    plain = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda part, **given: plain(part, backend="eager", **given)
+    )
+    monkeypatch.setattr(bench_run, "COMPILED", ("tiny",))
+    for cached in (engine_step.compiled, adapters._compiled_call):
+        cached.cache_clear()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)
+    stats = torch._dynamo.utils.counters["stats"]
+    bench = Bench(root, recipe=RECIPE, compile=True)
+
+    def compiles(method, il="none", **given):
+        before = stats["unique_graphs"]
+        current = bench.start(Cell(method=method, il=il, **{**BASE, **given}))
+        current.advance()
+        del current
+        gc.collect()  # what is guarded by a weak reference must not fall with the first run
+        return stats["unique_graphs"] - before
+
+    try:
+        assert compiles("uniform") > 0
+        assert compiles("rho", HOLDOUT) > 0
+        assert compiles("grad_norm") > 0
+        for seed in (0, 1):
+            for labels in ("clean", "noise 10 %"):
+                for method in ("uniform", "loss", "grad_norm"):
+                    assert compiles(method, seed=seed, labels=labels) == 0
+                for il in (HOLDOUT, CROSS_FIT, "tiny, live"):
+                    assert compiles("rho", il, seed=seed, labels=labels) == 0
+                assert compiles("negative_il", HOLDOUT, seed=seed, labels=labels) == 0
+    finally:  # made with another backend than the next one asks for
+        for cached in (engine_step.compiled, adapters._compiled_call):
+            cached.cache_clear()
+        torch._dynamo.reset()
+
+
+def test_a_run_that_begins_leaves_the_dropout_of_others_alone(root, monkeypatch):
+    """On a GPU all graphs draw from one generator, which a new run must not put back to its start."""
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    Run(made(root), Cell(method="rho", il=HOLDOUT, seed=7, **BASE))
+    assert seeded == []
+
+
+# Time.
+
+
+@dataclass
+class Going:
+    started: float
+    step: int
+
+
+def test_a_run_begins_only_if_it_would_be_through():
+    pace = Pace(limit=100.0)
+    now = time.perf_counter()
+    assert pace.allows(10**9, [])  # nothing is known yet
+    assert pace.allows(10**9, [Going(now - 50, 400)])  # which may still compile
+    going = [Going(now - 10, 1000), Going(now - 20, 1000)]  # the slower: 0.02 s a step
+    assert pace.allows(4900, going)
+    assert not pace.allows(5100, going)
+    assert not pace.allows(5100, [])  # and it is remembered
+    assert not pace.over
+    assert Pace(seconds=-1).over
+    assert Pace(limit=-1).over
+    assert Pace(math.inf).allows(10**12, going)
+
+
+def test_what_would_be_cut_off_is_left_for_the_next_time(root, tmp_path, monkeypatch):
+    """A long run that does not fit any more makes room for a short one behind it."""
+    first, long, short = cells()
+    long = Cell(**{**BASE, "seed": 1, "epochs": 50})
+    asked = []
+
+    def allows(self, steps, running):
+        asked.append(steps)
+        return steps < 100
+
+    monkeypatch.setattr(Pace, "allows", allows)
+    given = [("s", cell) for cell in (first, long, short)]
+    assert run(made(root), given, tmp_path, side_by_side=1, limit=1e9, progress=False) == 2
+    assert set(done(tmp_path)) == {first.key(), short.key()}
+    assert asked[:2] == [15, 250]
