@@ -1,6 +1,7 @@
 """What a training step costs: uniform and RHO-LOSS, eager and as one CUDA graph, CIFAR ResNet-18.
 
     python benchmarks/bench_step.py [--out benchmarks/results/step.jsonl] [--steps 300] [--rows NAME ...]
+    python benchmarks/bench_step.py --tunings  # some of them laid out in other ways, beside the usual one
 
 Each row is one way to take a step, timed by events around every step, median of `--steps` (evaluation
 excluded; data resident on the device; images of CIFAR's size made at random, since no time depends on what
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import itertools
 import json
 import platform
@@ -22,15 +24,59 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 import rholoss as rho
 from experiments.models import ResNet18
 from rholoss.engine import CropFlip, Folded, Resident, Trainer
+from rholoss.engine.tuning import Tuning
 
 FORWARD_FLOPS = 2 * 0.556e9  # of one image
 PEAK_FLOPS = 790e12  # bf16 matrix product measured on an H200
 ROWS = 25_000
+
+COMBINED, STEPPED = {"combo_kernels": True}, {"coordinate_descent_tuning": True}
+# Other ways to lay a step out. "uniform 32; products, books beside" is that row with these two.
+WAYS: dict[str, dict] = {
+    "books beside": {"books_beside": True},
+    "products": {"products": "all"},
+    "products in scoring": {"products": "scoring"},
+    "combined": {"scoring": COMBINED, "training": COMBINED},
+    "combined in scoring": {"scoring": COMBINED},
+    "stepped": {"scoring": STEPPED, "training": STEPPED},
+    "stepped in scoring": {"scoring": STEPPED},
+    "autotuned in scoring": {"scoring": {"max_autotune": True, **STEPPED}},  # compiles for minutes
+    "sort compiled": {"compiled_sort": True},
+    "side level": {"side_priority": -1},
+    "side first": {"side_priority": -2},
+}
+TRIED = {  # by `--tunings`: the rows whose targets are near, and what may reach them
+    "uniform 32": [
+        "books beside", "products", "combined", "stepped", "products, books beside",
+        "products, combined, books beside",
+    ],
+    "uniform 128": ["books beside", "products", "combined", "products, books beside"],
+    "rho 128 of 512, folded and overlapped": [
+        "side level", "side first", "sort compiled", "books beside", "products", "combined",
+        "side first, sort compiled, books beside", "side first, sort compiled, books beside, products",
+    ],
+    "rho 32 of 320": [
+        "products in scoring", "combined in scoring", "stepped in scoring", "sort compiled",
+        "products in scoring, stepped in scoring, sort compiled",
+        "products, combined, stepped, sort compiled, books beside", "autotuned in scoring",
+    ],
+}  # fmt: skip
+
+
+def tuning(ways: str) -> Tuning:
+    """Of the names of ways, with commas between them."""
+    options: dict = {}
+    for way in ways.split(", "):
+        for name, value in WAYS[way].items():
+            one = isinstance(value, dict)
+            options[name] = {**options.get(name, {}), **value} if one else value
+    return Tuning(**options)
 
 
 def resident(dtype: torch.dtype) -> Resident:
@@ -103,26 +149,34 @@ def authors_way(method: str, candidates: int, k: int):
 
 
 def table() -> dict[str, tuple]:
-    rows = {}
+    """By name: what makes the step, how many rows it scores and on how many it trains."""
+    folded = {"batch_norm": "eval", "fold": True}
+    kinds: dict[str, dict] = {
+        "": {},
+        ", overlapped": {"overlap": True},
+        ", eval BatchNorm": {"batch_norm": "eval"},
+        ", folded": folded,
+        ", folded and overlapped": {**folded, "overlap": True},
+    }
+    rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (128, 512), (128, 1280)):
-        rows[f"uniform {k}"] = (engine("uniform", candidates, k), 0, k)
-        rows[f"rho {k} of {candidates}"] = (engine("rho", candidates, k), candidates, k)
-        rows[f"rho {k} of {candidates}, overlapped"] = (
-            engine("rho", candidates, k, overlap=True),
-            candidates,
-            k,
-        )
-        rows[f"rho {k} of {candidates}, eval BatchNorm"] = (
-            engine("rho", candidates, k, batch_norm="eval"),
-            candidates,
-            k,
-        )
-        for name, overlap in (("folded", False), ("folded and overlapped", True)):
-            folded = engine("rho", candidates, k, batch_norm="eval", fold=True, overlap=overlap)
-            rows[f"rho {k} of {candidates}, {name}"] = (folded, candidates, k)
-    rows["rho 32 of 320, eager float32"] = (authors_way("rho", 320, 32), 320, 32)
-    rows["uniform 32, eager float32"] = (authors_way("uniform", 320, 32), 0, 32)
+        rows[f"uniform {k}"] = (functools.partial(engine, "uniform", candidates, k), 0, k)
+        for kind, options in kinds.items():
+            make = functools.partial(engine, "rho", candidates, k, **options)
+            rows[f"rho {k} of {candidates}{kind}"] = (make, candidates, k)
+    for method, name, scored in (("rho", "rho 32 of 320", 320), ("uniform", "uniform 32", 0)):
+        make = functools.partial(authors_way, method, 320, 32)
+        rows[f"{name}, eager float32"] = (make, scored, 32)
     return rows
+
+
+def row(name: str) -> str:
+    """A name of the table, or one with ways behind it."""
+    base, _, ways = name.partition("; ")
+    if base not in table() or not all(way in WAYS for way in ways.split(", ") if ways):
+        known = f"{', '.join(table())}; behind a semicolon any of {', '.join(WAYS)}"
+        raise argparse.ArgumentTypeError(f"{name!r} is not known; choose among {known}.")
+    return name
 
 
 def main() -> None:
@@ -131,8 +185,12 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--rows", nargs="+", type=row, metavar="NAME")
+    parser.add_argument("--tunings", action="store_true", help="rows laid out in other ways")
     arguments = parser.parse_args()
+    known = table()
+    tried = [n for base, ways in TRIED.items() for n in (base, *(f"{base}; {w}" for w in ways))]
+    names = [*(arguments.rows or []), *(tried if arguments.tunings else [])] or [*known]
     torch._dynamo.config.recompile_limit = 64  # one process, many shapes
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -144,19 +202,21 @@ def main() -> None:
         "started": datetime.datetime.now().isoformat(
             timespec="minutes"
         ),  # rows of one run go together
-        "command": f"python benchmarks/bench_step.py --steps {arguments.steps}",
+        "command": f"python benchmarks/bench_step.py --steps {arguments.steps}"
+        + (" --tunings" if arguments.tunings else ""),
     }
-    for name, (make, scored, trained) in table().items():
-        if arguments.rows and name not in arguments.rows:
-            continue
+    for name in names:
+        base, _, ways = name.partition("; ")
+        make, scored, trained = known[base]
         torch.manual_seed(0)
-        started = time.perf_counter()
+        started, breaks = time.perf_counter(), sum(counters["graph_break"].values())
         try:
-            step, time_scoring = make(arguments.steps)
+            made = make(tuning=tuning(ways)) if ways else make()
+            step, time_scoring = made(arguments.steps)
             times = events_ms(step, arguments.steps, 20)
             scoring = None if time_scoring is None else round(1000 * time_scoring(), 4)
         except Exception as error:  # the other rows still count
-            print(f"{name:40} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            print(f"{name:60} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         floor = FORWARD_FLOPS * (scored + 3 * trained) / PEAK_FLOPS * 1000
         record = {
@@ -165,12 +225,14 @@ def main() -> None:
             "p90": round(sorted(times)[int(0.9 * len(times))], 4),
             "floor_ms": round(floor, 4),
             "scoring_ms": scoring,  # gather, score and choose as a graph of their own
+            "graph_breaks": sum(counters["graph_break"].values()) - breaks,  # of what was compiled
             "setup_s": round(time.perf_counter() - started, 1),
             **about,
         }
         print(
-            f"{name:40} {record['ms']:8.3f} ms  p90 {record['p90']:.3f}  floor {floor:.3f}"
-            + (f"  scoring {scoring:.3f}" if scoring else ""),
+            f"{name:60} {record['ms']:8.3f} ms  p90 {record['p90']:.3f}  floor {floor:.3f}"
+            + (f"  scoring {scoring:.3f}" if scoring else "")
+            + (f"  {record['graph_breaks']} graph breaks" if record["graph_breaks"] else ""),
             flush=True,
         )
         if arguments.out:

@@ -57,7 +57,7 @@ def _step_table(found: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for row in found:
-        name, n_b = row["row"], row["row"].split()[1].rstrip(",")
+        name, n_b = row["row"], row["row"].split()[1].rstrip(",;")
         plain = name.startswith("uniform") or "eager" in name
         ratio = row["ms"] / ms.get(f"uniform {n_b}", math.nan)
         scoring = row.get("scoring_ms")

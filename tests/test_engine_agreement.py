@@ -113,6 +113,18 @@ def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
     assert f"{runs['half resolution']['accuracy'] - runs['exact']['accuracy']:+.2f} |" in page
 
 
+def test_a_run_of_a_few_rows_has_a_page_too():
+    about = {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
+    row = {"row": "rho 128 of 512, folded and overlapped", "ms": 3.0, "floor_ms": 1.0}
+    uniform = {"row": "uniform 128", "ms": 2.0, "floor_ms": 0.5}
+    alone, both = (
+        "\n".join(pages._step_table([{**r, **about, "started": "2026-11-15T12:00"} for r in rows]))
+        for rows in ([row], [uniform, row])
+    )
+    assert "overlapped | 3.000 |  |  | 1.000 |  |" in alone
+    assert "overlapped | 3.000 | 1.50x |  | 1.000 | <= 1.4x: missed |" in both
+
+
 def test_moments_outside_the_run_are_refused(capsys):
     with pytest.raises(SystemExit):
         bench.main(["scores", "--small", "--steps", "20", "--moments", "30"])

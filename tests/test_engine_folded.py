@@ -99,6 +99,31 @@ def test_a_layer_that_is_called_twice_is_left_alone(images):
         torch.testing.assert_close(folded.model(images), model(images), rtol=1e-4, atol=1e-4)
 
 
+def test_a_bias_is_added_once_where_two_convolutions_are(images):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.norm0 = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+            self.long, self.norm1 = nn.Conv2d(4, 5, 3, padding=1), nn.BatchNorm2d(5)
+            self.short, self.norm2 = nn.Conv2d(4, 5, 1), nn.BatchNorm2d(5)
+
+        def forward(self, x):
+            x = F.relu(self.norm0(self.before(x)))
+            return F.relu(self.norm1(self.long(x)) + self.norm2(self.short(x))).mean((2, 3))
+
+    model = Sum().eval()
+    for norm, bias in ((model.norm1, 1.0), (model.norm2, 2.0)):
+        nn.init.constant_(norm.bias, bias)
+    folded = FoldedCopy(model, torch.float32)
+    assert [fused.gives_bias_to is not None for fused, _, _ in folded.pairs].count(True) == 1
+    for _ in range(2):  # not a second time when it is refreshed
+        folded.refresh_statistics()
+        folded.refresh_weights()
+        with torch.no_grad():
+            assert model(images).min() > 1
+            torch.testing.assert_close(folded.model(images), model(images), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_trainer_chooses_what_eval_mode_chooses(images, overlap):
     labels = torch.arange(N) % 5

@@ -54,7 +54,7 @@ def late(self):
     choice = self._choose_next()
     if self.step.scorer.batch_norm == "train":
         self.replica.move_statistics()
-    self.deliver(self.waiting, *choice)
+    self.deliver(self.waiting, choice)
 
 
 def trained(kind=Resident, **options):

@@ -47,6 +47,8 @@ class Race:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         common: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": dtype}
         self.precision, self.compile, self.root = precision, compile, root
+        if compile:  # one process, many arms and batch sizes
+            torch._dynamo.config.recompile_limit = 64
         self.train = Resident(images, labels, augment=CropFlip(), **common)
         self.test = Resident(test_images, test_labels, **common)
         self.clean = labels

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,27 @@ from rholoss.engine.cheaper import Cheaper, Measured
 from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
 from rholoss.engine.resident import Examples
-from rholoss.engine.step import score_candidates
 from rholoss.errors import RholossError
+from rholoss.modes import own_autocast
 
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
 
 
-def fold(flat: Tensor, channel: Tensor, norm: Tensor, low: Tensor, bias: Tensor) -> None:
-    """Write weights and biases with the scale and shift of BatchNorm in them."""
+def fold(
+    weights: list[Tensor], norm: Tensor, giver: Tensor, low: list[Tensor], bias: Tensor
+) -> None:
+    """Write weights and biases with the scale and shift of BatchNorm in them.
+
+    The weights as lists, and not laid together first: compiled, that is one pass over them. `giver` is the
+    channel whose bias each channel adds to its own, -1 for none.
+    """
     weight, shift, of_conv, mean, variance, eps = norm
     scale = weight * torch.rsqrt(variance + eps)
-    low.copy_(flat * scale.index_select(0, channel))
-    bias.copy_(shift + (of_conv - mean) * scale)
+    parts = [part[:, None, None, None] for part in scale.split([len(w) for w in weights])]
+    torch._foreach_copy_(low, torch._foreach_mul(weights, parts))
+    own = (shift + (of_conv - mean) * scale).to(bias.dtype)
+    bias.copy_(own + torch.where(giver < 0, 0, own.index_select(0, giver.clamp(min=0))))
 
 
 class FoldedCopy:
@@ -84,27 +91,25 @@ class FoldedCopy:
             graph.erase_node(node)
 
     def _connect(self, modules: dict[str, nn.Module], rest: dict[str, nn.Module]) -> None:
-        """All folded weights lie in one flat buffer, so that folding is a handful of kernels."""
+        """Say what is copied where. Biases and BatchNorms lie together, channel by channel."""
         device = self.pairs[0][1].weight.device
-        shapes = [fused.shape for fused, _, _ in self.pairs]
-        outs, sizes = [shape[0] for shape in shapes], [math.prod(shape) for shape in shapes]
-        per_channel = torch.tensor(
-            [math.prod(shape[1:]) for shape in shapes for _ in range(shape[0])]
-        )
-        channel = torch.repeat_interleave(torch.arange(sum(outs)), per_channel)
-        self._channel = channel.to(device, torch.int32)  # of each weight
-        self._flat = torch.zeros(sum(sizes), device=device)
-        self._low = torch.zeros(sum(sizes), device=device, dtype=self.dtype)
+        convs = [fused for fused, _, _ in self.pairs]
+        outs = [fused.shape[0] for fused in convs]
         self._bias = torch.zeros(sum(outs), device=device, dtype=self.dtype)
         self._norm = torch.zeros(6, sum(outs), device=device)  # rows: `fold` names them
         self._norm[0] = 1.0  # of a layer without weights
-        parts = zip(
-            self.pairs, shapes, self._flat.split(sizes), self._low.split(sizes), self._bias.split(outs),
-            self._norm.split(outs, dim=1), strict=True,
-        )  # fmt: skip
-        for (fused, conv, norm), shape, flat, low, bias, rows in parts:
-            self._weights.add(conv.weight, fused.place(flat))
-            fused.weight, fused.bias = low.view(shape), bias
+        self._giver = torch.full((sum(outs),), -1, device=device)
+        channels = dict(zip(convs, torch.arange(sum(outs)).split(outs), strict=True))
+        self._sources: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        parts = zip(self.pairs, self._bias.split(outs), self._norm.split(outs, dim=1), strict=True)
+        for (fused, conv, norm), bias, rows in parts:
+            fused.weight = torch.zeros(fused.shape, device=device, dtype=self.dtype)
+            fused.bias = bias
+            self._sources.append(conv.weight.detach())
+            self._targets.append(fused.place())
+            if fused.gives_bias_to is not None:
+                self._giver[channels[fused.gives_bias_to]] = channels[fused].to(device)
             self._weights.add(norm.weight, rows[0])
             self._weights.add(norm.bias, rows[1])
             self._weights.add(conv.bias, rows[2])
@@ -129,10 +134,7 @@ class FoldedCopy:
         """Take over the model's weights, and fold."""
         self._weights.copy()
         with torch.no_grad():
-            self.fold(self._flat, self._channel, self._norm, self._low, self._bias)
-            for fused, _, _ in self.pairs:
-                if fused.gives_bias_to is not None:
-                    fused.gives_bias_to.bias.add_(fused.bias)
+            self.fold(self._sources, self._norm, self._giver, self._targets, self._bias)
 
     def move_statistics(self) -> None:
         """Nothing moves in eval mode."""
@@ -176,12 +178,11 @@ class Folded(Cheaper):
         if model is not self.copy.model:  # not overlapped: nobody has refreshed it
             self.copy.refresh_statistics()
             self.copy.refresh_weights()
+        x = candidates.x.to(self.copy.dtype)
         with torch.no_grad():
-            x, y = candidates.x.to(self.copy.dtype), candidates.y
-            measured = score_candidates(
-                self.copy.model, step.scorer, x, y, step.needs, 1, step.dtype
-            )
-        return measured, None
+            with own_autocast(x.device, step.dtype):
+                output = self.copy.model(x)
+            return step.quantities(output, candidates.y), None
 
 
 def _is_leaf(module: nn.Module) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +35,13 @@ class FusedConv(nn.Module):
         self.stride, self.padding, self.dilation = conv.stride, conv.padding, conv.dilation
         out, inside, *self.kernel = conv.weight.shape
         self.inside = inside
-        few = inside < ALIGNED and self.groups == 1 and set(self.dilation) == {1}
-        one = inside * self.kernel[0] * self.kernel[1]
-        self.columns = one + -one % ALIGNED if few else 0
-        self.shape = (out, self.columns) if few else (out, *self.kernel, inside)
+        self.columns = columns_of(conv)
+        self.shape = (out, self.columns) if self.columns else (out, *self.kernel, inside)
         self.patches: Callable[..., Tensor] = patches
 
-    def place(self, flat: Tensor) -> Tensor:
-        """Where in a flat buffer the weights of the convolution go, [out, in, height, width]."""
-        whole = flat.view(self.shape)
+    def place(self) -> Tensor:
+        """Where in `weight` the weights of the convolution go, [out, in, height, width]."""
+        whole = self.weight
         if self.columns:
             shape = (*self.kernel, self.inside)
             whole = whole[:, : math.prod(shape)].unflatten(1, shape)
@@ -61,18 +60,12 @@ class FusedConv(nn.Module):
         return self._finish(F.conv2d(x, weight, self._own_bias(), *how), z)
 
     def _product(self, x: Tensor, z: Tensor | None) -> Tensor:
-        height, width = (
-            (size + 2 * padding - kernel) // stride + 1
-            for size, padding, kernel, stride in zip(
-                x.shape[2:], self.padding, self.kernel, self.stride, strict=True
-            )
-        )
         rows = self.patches(x, self.kernel, self.stride, self.padding, self.columns)
         if self.relu and z is None:
             out = torch._addmm_activation(self.bias, rows, self.weight.t())
         else:
             out = F.linear(rows, self.weight, self._own_bias())
-        out = out.view(len(x), height, width, -1).permute(0, 3, 1, 2)
+        out = images(out, x, self.kernel, self.stride, self.padding)
         return out if self.relu and z is None else self._finish(out, z)
 
     def _own_bias(self) -> Tensor | None:
@@ -81,6 +74,53 @@ class FusedConv(nn.Module):
     def _finish(self, out: Tensor, z: Tensor | None) -> Tensor:
         out = out if z is None else out + z
         return F.relu(out) if self.relu else out
+
+
+class ProductConv(nn.Conv2d):
+    """A convolution of few channels, done as a matrix product; `as_products` makes it of a `Conv2d`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The result, channels last."""
+        if x.ndim != 4 or x.shape[1] != self.in_channels or isinstance(self.padding, str):
+            return super().forward(x)  # which says what is wrong, or can do it
+        kernel, columns = list(self.kernel_size), columns_of(self)
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        weight = F.pad(weight, (0, columns - weight.shape[1]))
+        out = F.linear(patches(x, kernel, self.stride, self.padding, columns), weight, self.bias)
+        return images(out, x, kernel, self.stride, self.padding)
+
+
+@contextlib.contextmanager
+def as_products(model: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """Have a model's convolutions of few channels done as matrix products inside."""
+    convs = [m for m in model.modules() if type(m) is nn.Conv2d and columns_of(m)] if wanted else []
+    for conv in convs:
+        conv.__class__ = ProductConv
+    try:
+        yield
+    finally:
+        for conv in convs:
+            conv.__class__ = nn.Conv2d
+
+
+def columns_of(conv: nn.Conv2d) -> int:
+    """Columns of the matrix product that a convolution of few channels is done as; 0 for any other."""
+    plain = conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros"
+    if conv.in_channels >= ALIGNED or not plain or isinstance(conv.padding, str):
+        return 0
+    one = conv.in_channels * math.prod(conv.kernel_size)
+    return one + -one % ALIGNED
+
+
+def images(
+    rows: Tensor, x: Tensor, kernel: list[int], stride: tuple[int, ...], padding: tuple[int, ...]
+) -> Tensor:
+    """The rows of a product back in their places, [B, C, height, width], channels last."""
+    height, width = (
+        (size + 2 * around - k) // step + 1
+        for size, around, k, step in zip(x.shape[2:], padding, kernel, stride, strict=True)
+    )
+    return rows.view(len(x), height, width, -1).permute(0, 3, 1, 2)
 
 
 def patches(

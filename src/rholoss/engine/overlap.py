@@ -7,9 +7,7 @@ stale.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.copies import Copies
 from rholoss.engine.resident import Examples
-from rholoss.engine.step import DeviceStep
+from rholoss.engine.step import DeviceStep, beside, chosen_rows
 from rholoss.modes import submodules
 
 
@@ -31,12 +29,16 @@ class Replica:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.model = copy.deepcopy(model).to(dtype)
-        self._norms: list[tuple[_BatchNorm, _BatchNorm]] = []
+        # By momentum: statistics of the model, and of the copy. Moved together, in few kernels.
+        self._moving: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for module, original in zip(submodules(self.model), submodules(model), strict=True):
             if isinstance(module, _BatchNorm) and isinstance(original, _BatchNorm):
                 module.float()
                 if module.momentum is not None and module.track_running_stats:
-                    self._norms.append((module, original))
+                    to, by = self._moving.setdefault(module.momentum, ([], []))
+                    for name in ("running_mean", "running_var"):
+                        to.append(getattr(original, name))
+                        by.append(getattr(module, name))
                     module.momentum = 1.0
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
@@ -57,9 +59,25 @@ class Replica:
     def move_statistics(self) -> None:
         """Let the candidates' statistics move the model's running ones."""
         with torch.no_grad():
-            for copied, original in self._norms:
-                for name in ("running_mean", "running_var"):
-                    getattr(original, name).lerp_(getattr(copied, name), original.momentum)
+            for momentum, (to, by) in self._moving.items():
+                torch._foreach_lerp_(to, by, momentum)
+
+
+Choice = tuple[Examples, Tensor, Tensor, Tensor, Tensor | None]  # of `next_step`
+
+
+def next_step(
+    candidates: Examples, b: Tensor, score_B: Tensor, mean: Tensor, weight: Tensor | None
+) -> list[Tensor]:
+    """What the next step reads: index, x, y and score of the chosen rows, mean score (, weight)."""
+    rest = [] if weight is None else [weight]
+    return [*chosen_rows(candidates, b, score_B), mean, *rest]
+
+
+def deliver(waiting: list[Tensor], choice: Choice) -> None:
+    """Write it to where the next step reads it, without a copy in between once this is compiled."""
+    for place, tensor in zip(waiting, next_step(*choice), strict=True):
+        place.copy_(tensor)
 
 
 class OverlappedStep:
@@ -68,16 +86,18 @@ class OverlappedStep:
     def __init__(self, step: DeviceStep, dtype: torch.dtype) -> None:
         self.step = step
         self.replica = step.scoring.replica(step) or Replica(step.model, dtype)
-        self.side = torch.cuda.Stream(step.data.device, priority=0) if _is_cuda(step) else None
-        self.waiting: list[
-            Tensor
-        ] = []  # index, x, y, score of the chosen rows, mean score (, weight)
+        priority = step.tuning.side_priority
+        self.side = (
+            torch.cuda.Stream(step.data.device, priority=priority) if _is_cuda(step) else None
+        )
+        self.waiting: list[Tensor] = []  # `next_step` names them
+        self.deliver = step.wrap(deliver)
 
     def prime(self) -> None:
         """Choose the first batch."""
         self.replica.refresh_statistics()
         self.replica.refresh_weights()
-        self.waiting = [tensor.clone() for tensor in self._choose_next()]
+        self.waiting = [tensor.clone() for tensor in next_step(*self._choose_next())]
 
     def __call__(self) -> None:
         """Train on what was chosen, and choose the next."""
@@ -85,30 +105,23 @@ class OverlappedStep:
         training = Examples(index, x, y)
         self.replica.refresh_statistics()  # which the training pass moves
         refreshed = torch.cuda.Event() if self.side is not None else None
-        if self.side is not None:
-            self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side) if self.side is not None else contextlib.nullcontext():
+        with beside(self.side):
             self.replica.refresh_weights()  # which the optimizer moves, so it waits for this
             if refreshed is not None:
                 refreshed.record()
-            chosen = self._choose_next()
-        loss = self.step.learn(training, weight[0] if weight else None, refreshed)
-        self.step.note(index, score, loss, mean)
+            choice = self._choose_next()
+        self.step.learn(training, weight[0] if weight else None, score, mean, refreshed)
         if self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
         if self.step.scorer.batch_norm == "train":
             self.replica.move_statistics()
-        for waiting, tensor in zip(self.waiting, chosen, strict=True):
-            waiting.copy_(tensor)
+        self.deliver(self.waiting, choice)
 
-    def _choose_next(self) -> list[Tensor]:
+    def _choose_next(self) -> Choice:
         generator = self.step.generator()
         candidates = self.step.take(self.step.order, generator)
         selection, score_B, mean = self.step.choose(self.replica.model, candidates, generator)
-        b = selection.position
-        weight: list[Any] = [] if selection.weight is None else [selection.weight]
-        chosen = candidates.take(b)
-        return [chosen.index, chosen.x, chosen.y, score_B[b], mean, *weight]
+        return candidates, selection.position, score_B, mean, selection.weight
 
 
 def _is_cuda(step: DeviceStep) -> bool:

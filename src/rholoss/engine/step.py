@@ -6,21 +6,24 @@ Everything a step reads and writes is a tensor that stays in place, so that the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from rholoss import core
-from rholoss.core import Method, Stats
+from rholoss import core, picks
+from rholoss.core import Method, Selection, Stats
 from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.fused import as_products
 from rholoss.engine.memory import Memory
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
+from rholoss.engine.tuning import Tuning
 from rholoss.losses import Task
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
 from rholoss.scoring import Scorer
@@ -64,8 +67,8 @@ class Counters:
             self.score.index_copy_(0, self.row, score[None].float())
         if mean is not None:
             self.reducible.index_copy_(0, self.row, mean[None].float())
-        self.loss.index_copy_(0, self.row, loss.detach()[None])
-        self.broken += ~loss.detach().isfinite()
+        self.loss.index_copy_(0, self.row, loss[None])
+        self.broken += ~loss.isfinite()
         self.row += 1
 
     def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> Tensor:
@@ -86,9 +89,9 @@ class Counters:
 
 
 @functools.cache
-def compiled(part: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(part: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """The part, compiled for fixed shapes."""
-    return torch.compile(part, dynamic=False)
+    return torch.compile(part, dynamic=False, options=options or None)
 
 
 def gather(data: Resident | Window, rows: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -125,16 +128,67 @@ def score_candidates(
         return scorer.forward(model, (x, y), len(y), needs, draws)
 
 
-def next_rows(order: Order, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The next rows of an order, and their ids."""
+def unpicked(score_B: Tensor, k: int, generator: Any) -> Selection:
+    """The pick of a method whose scores alone are asked for: a pick may draw, which is not compiled."""
+    return Selection(score_B)
+
+
+def rank(
+    scores: Method,
+    enough: int,
+    counters: Counters,
+    index: Tensor,
+    measured: dict[str, Tensor],
+    irreducible: Tensor | None,
+    forwarded: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Scores of the candidates by a method without a pick, and their mean.
+
+    Those that cannot be used are counted, and whether `enough` others are left.
+    """
+    if irreducible is not None:
+        measured = {**measured, "irreducible_loss": irreducible.index_select(0, index)}
+    _, score_B = core.choose(scores, Stats(index, measured), enough, None)  # type: ignore[arg-type]
+    return score_B, counters.guard(score_B, enough, forwarded)
+
+
+def chosen_rows(candidates: Examples, b: Tensor, score_B: Tensor) -> tuple[Tensor, ...]:
+    """Index, x, y and score of the chosen candidates."""
+    return candidates.index[b], candidates.x[b], candidates.y[b], score_B[b]
+
+
+def gather_next(
+    order: Order, ids: Tensor, data: Resident | Window, drawn: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Ids, inputs and targets of the next rows of an order."""
     rows = order.next()
-    return rows, ids.index_select(0, rows)
+    return ids.index_select(0, rows), *data.batch(rows, drawn)
 
 
 def set_rate(lr: Tensor, lr_T: Tensor, number: Tensor) -> None:
     """The rate of this step, and on to the next."""
     lr.copy_(lr_T.index_select(0, number)[0])
     number += 1
+
+
+def note(
+    counters: Counters, rate: tuple[Tensor, Tensor, Tensor] | None, *what: Tensor | None
+) -> None:
+    """Note one step (`Counters.record`), and set its rate if that is done on the device."""
+    counters.record(*what)  # type: ignore[arg-type]
+    if rate is not None:
+        set_rate(*rate)
+
+
+@contextlib.contextmanager
+def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Put what is inside on another stream, after what was put on this one; None: on this one."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
 
 
 class DeviceStep:
@@ -159,6 +213,7 @@ class DeviceStep:
         counters: Counters,
         memory: Memory | None = None,
         scoring: Cheaper | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         assert isinstance(scorer.loss, Task)
         self.model, self.optimizer, self.data, self.method = model, optimizer, data, method
@@ -177,17 +232,25 @@ class DeviceStep:
         self.draws = scorer.draws if method.needs & core.MONTE_CARLO else 1
         self.needs = method.needs - {"irreducible_loss"}
         self.runs_model = bool(self.needs)
-        self.wrap: Callable[..., Any] = compiled if compile else lambda part: part
-        self._gather, self._loss, self._scores = (
-            self.wrap(gather),
-            self.wrap(train_loss),
-            self.wrap(score_candidates),
-        )
+        self.tuning = tuning or Tuning()
+        self.wrap: Callable[..., Any] = compiled if compile else lambda part, **options: part
+        self._gather = self.wrap(gather)
+        self._loss = self.wrap(train_loss, **self.tuning.training)
+        self._scores = self.wrap(score_candidates, **self.tuning.scoring)
+        self._known = nn.Identity()  # the model of an output that is known
         # Book-keeping is many small kernels; compiled, it is few.
         self._remember = self.wrap(Memory.record)
-        self._next, self._set_rate = self.wrap(next_rows), self.wrap(set_rate)
-        self.note = functools.partial(self.wrap(Counters.record), counters)
-        self._guard = functools.partial(self.wrap(Counters.guard), counters)
+        self._next = self.wrap(gather_next)
+        rate = (lr, lr_T, self.number) if data.device.type == "cuda" else None
+        self._note = functools.partial(self.wrap(note), counters, rate)
+        scores = dataclasses.replace(method, pick=unpicked)
+        enough = 1 if getattr(method.pick, "replacement", False) else k
+        self._rank = functools.partial(self.wrap(rank), scores, enough, counters)
+        self._chosen = self.wrap(chosen_rows)
+        sorts = self.tuning.compiled_sort and method.pick is picks.top_k  # others draw
+        self._pick = self.wrap(method.pick) if sorts else method.pick
+        own = self.tuning.books_beside and data.device.type == "cuda"
+        self._books = torch.cuda.Stream(data.device, priority=-1) if own else None
         # Around what a step does to choose. The host's clock; a captured step has none.
         self.timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.scoring = scoring or Cheaper()
@@ -209,16 +272,21 @@ class DeviceStep:
         randomness: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if dropout and self.data.device.type == "cpu":  # in a CUDA graph the state is the graph's
             randomness = kept_random_state(self.data.device, core.draw_seed(generator))
-        with torch.no_grad(), mode, randomness:
+        products = as_products(model, self.tuning.products != "none")
+        with torch.no_grad(), mode, randomness, products:
             return self._scores(model, self.scorer, x, y, self.needs, self.draws, self.dtype)
+
+    def quantities(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Quantities of the candidates whose output is known."""
+        return self._scores(self._known, self.scorer, output, y, self.needs, 1, self.dtype)
 
     def take(self, order: Order, generator: Generator) -> Examples:
         """The next batch of an order."""
-        rows, index = self._next(order, self.data.ids)
-        return Examples(index, *self.gather(rows, generator))
+        drawn = self.data.draw(order.size, generator)
+        return Examples(*self._next(order, self.data.ids, self._rows_from, drawn))
 
     def gather(self, rows: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Inputs, augmented, and targets of the rows of this step."""
+        """Inputs, augmented, and targets of these rows."""
         return self._gather(self._rows_from, rows, self.data.draw(len(rows), generator))
 
     def choose(
@@ -227,39 +295,40 @@ class DeviceStep:
         """Score the candidates with a model and choose k of them; also all scores, and their mean."""
         index = candidates.index
         measured, forwarded = self.scoring.measure(self, model, candidates, generator)
-        if "irreducible_loss" in self.method.needs:
-            if self.live is not None:
-                body = (candidates.x.float(), candidates.y)
-                measured["irreducible_loss"] = self.live.losses(index, body, self.data.device)
-            else:
-                assert self.irreducible is not None
-                measured["irreducible_loss"] = self.irreducible.index_select(0, index)
-        selection, score_B = core.choose(self.method, Stats(index, measured), self.k, generator)
-        replacing = getattr(self.method.pick, "replacement", False)
-        mean = self._guard(score_B, 1 if replacing else self.k, forwarded)
-        return selection, score_B, mean
+        table = self.irreducible if "irreducible_loss" in self.method.needs else None
+        if self.live is not None and "irreducible_loss" in self.method.needs:
+            body = (candidates.x.float(), candidates.y)
+            measured["irreducible_loss"] = self.live.losses(index, body, self.data.device)
+        score_B, mean = self._rank(index, measured, table, forwarded)
+        return self._pick(score_B, self.k, generator), score_B, mean
 
     def learn(
         self,
         chosen: Examples,
         weight: Tensor | None,
+        score: Tensor | None = None,
+        mean: Tensor | None = None,
         before_update: torch.cuda.Event | None = None,
-    ) -> Tensor:
-        """A gradient step at the rate of this step; returns the loss.
+    ) -> None:
+        """A gradient step at the rate of this step, and a note of it: see `Counters.record`.
 
         The optimizer waits for `before_update`: whoever reads the weights beside the step is done then.
         """
         self.optimizer.zero_grad(set_to_none=True)
         x, y = chosen.x, chosen.y
-        loss, loss_k = self._loss(self.model, self.task, x, y, weight, self.dtype)
-        if self.memory is not None:
-            self._remember(self.memory, chosen.index, loss_k)
-        loss.backward()
+        with as_products(self.model, self.tuning.products == "all"):
+            loss, loss_k = self._loss(self.model, self.task, x, y, weight, self.dtype)
+        with beside(self._books):
+            if self.memory is not None:
+                self._remember(self.memory, chosen.index, loss_k)
+            self._note(chosen.index, score, loss.detach(), mean)
         self._change_rate()
+        loss.backward()
         if before_update is not None:
             torch.cuda.current_stream().wait_event(before_update)
+        if self._books is not None:
+            torch.cuda.current_stream().wait_stream(self._books)
         self.optimizer.step()
-        return loss
 
     def loss_of(self, model: nn.Module, chosen: Examples, weight: Tensor | None) -> Tensor:
         """The loss of these rows under another model, with a graph of gradients."""
@@ -271,8 +340,7 @@ class DeviceStep:
         return flops
 
     def _change_rate(self) -> None:
-        if self.data.device.type == "cuda":
-            self._set_rate(self.lr, self.lr_T, self.number)
+        if self.data.device.type == "cuda":  # `note` has done it
             return
         for group in self.optimizer.param_groups:  # a number is exact
             group["lr"] = self.lr_T[self.number].item()
@@ -284,8 +352,7 @@ class DeviceStep:
         """Train on the next n_b rows as they come."""
         chosen = self.take(self.uniform_order, self.generator())
         weight = None if self.row_weight is None else self.row_weight.index_select(0, chosen.index)
-        loss = self.learn(chosen, weight)
-        self.note(chosen.index, None, loss)
+        self.learn(chosen, weight)
 
     def select(self) -> None:
         """Lines 2 to 6 of Algorithm 1."""
@@ -293,10 +360,10 @@ class DeviceStep:
             generator = self.generator()
             candidates = self.take(self.order, generator)
             selection, score_B, mean = self.choose(self.model, candidates, generator)
-            b, weight = selection.position, selection.weight
-            chosen = candidates.take(b)
+            weight = selection.weight
+            *rows, score = self._chosen(candidates, selection.position, score_B)
+            chosen = Examples(*rows)
             if self.live is not None:
                 self.live.update((chosen.x.float(), chosen.y), weight)
             self.scoring.update(self, chosen, weight)
-        loss = self.learn(chosen, weight)
-        self.note(chosen.index, score_B[b], loss, mean)
+        self.learn(chosen, weight, score, mean)

@@ -26,6 +26,7 @@ from rholoss.engine.resident import Resident
 from rholoss.engine.rows import Rows, irreducible_table
 from rholoss.engine.step import Counters, DeviceStep
 from rholoss.engine.streamed import Streamed
+from rholoss.engine.tuning import Tuning
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.il.live import LiveIrreducible
 from rholoss.ledger import Ledger
@@ -62,6 +63,7 @@ class Trainer:
         scoring: a cheaper way to score (`rholoss.engine.cheaper`), or `Recorded` choices, which are
             replayed without scoring; then `method`, `candidates` and `keep` are not read.
         log: path of a JSON-lines file for the chosen ids.
+        tuning: how the step is laid out on a GPU, where that makes a difference in time alone.
         method, irreducible, loss, batch_norm, draws, precision, compile, schedule, seed: as for
             `Selector`; `loss` must be a task's name.
     """
@@ -90,6 +92,7 @@ class Trainer:
         scoring: Cheaper | Recorded | None = None,
         seed: int = 0,
         log: str | os.PathLike[str] | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self.method, self.data, device = methods.by_name(method), data, data.device
         check_scoring(scoring, overlap, others=[schedule, plan])
@@ -146,6 +149,7 @@ class Trainer:
             counters=self.counters,
             memory=memory,
             scoring=scoring if isinstance(scoring, Cheaper) else None,
+            tuning=tuning,
         )
         low = scorer.dtype or torch.float32
         self.overlapped = OverlappedStep(self.body, low) if overlap else None

@@ -1,0 +1,42 @@
+"""How a captured step is laid out on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rholoss.errors import RholossError
+
+PRODUCTS = ("none", "scoring", "all")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Ways to run the same step that may be faster: none changes what is computed beyond rounding.
+
+    What is not the default has not been measured to be faster; `benchmarks/bench_step.py` has rows for
+    each. On the CPU only what concerns compiling has an effect.
+
+    Args:
+        scoring, training: inductor's options for these passes, e.g. {"coordinate_descent_tuning": True}.
+        products: have convolutions of few channels, as that of the pixels, done as matrix products: 'none',
+            in 'scoring', or in 'all' passes.
+        compiled_sort: compile the pick of the highest scores; up to 512 of them are sorted by one kernel.
+        books_beside: note what a step did on a stream of its own, beside the backward pass.
+        side_priority: of the stream that scores when scoring is overlapped; training has -1, lower is
+            sooner.
+    """
+
+    scoring: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    products: str = "none"
+    compiled_sort: bool = False
+    books_beside: bool = False
+    side_priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.products not in PRODUCTS:
+            raise RholossError(
+                f"`products` is {self.products!r}; choose one of {', '.join(PRODUCTS)}."
+            )
