@@ -107,7 +107,7 @@ def run_tests(python: Path) -> tuple[str, bool]:
         )
         report += [f"{path}: {last.strip('= ')}", *(f"    {line}" for line in told)]
         fine &= done.returncode in (0, 5)  # 5: all were skipped
-    return "\n".join(report), fine
+    return "\n".join(report).replace(str(ROOT.parent), ".."), fine
 
 
 def main() -> int:
