@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ def draw(
         (plotted,) = axes.plot(xs, middle, label=name, linewidth=1.2)
         if len(found) > 1:
             axes.fill_between(xs, low, high, alpha=0.2, color=plotted.get_color(), linewidth=0)
+    if "accuracy" in ylabel:
+        axes.set_ylim(bottom=floor(curves.values()))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
@@ -66,6 +68,13 @@ def draw(
     figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
     temporary.replace(path)
     return True
+
+
+def floor(arms: Iterable[Sequence[Sequence[tuple[float, float]]]]) -> float:
+    """The lowest value after a tenth of the run, less a little: the steep start would leave no room."""
+    points = [point for curves in arms for curve in curves for point in curve]
+    start = 0.1 * max(x for x, _ in points)
+    return min(y for x, y in points if x >= start) - 1
 
 
 def with_points(
