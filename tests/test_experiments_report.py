@@ -163,7 +163,7 @@ def test_bands_go_as_far_as_the_shortest_run():
 
 def test_a_plot_has_room_for_what_comes_after_the_start():
     arms = [[[(1, 10.0), (5, 80.0), (50, 95.0)]], [[(1, 40.0), (5, 60.0), (50, 70.0)]]]
-    assert plots.floor(arms) == 59.0
+    assert plots.heights(arms) == (59.0, 96.0)
 
 
 def test_arms_of_other_epochs_are_drawn_over_steps():

@@ -58,7 +58,7 @@ def draw(
         if len(found) > 1:
             axes.fill_between(xs, low, high, alpha=0.2, color=plotted.get_color(), linewidth=0)
     if "accuracy" in ylabel:
-        axes.set_ylim(bottom=floor(curves.values()))
+        axes.set_ylim(*heights(curves.values()))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
@@ -70,11 +70,12 @@ def draw(
     return True
 
 
-def floor(arms: Iterable[Sequence[Sequence[tuple[float, float]]]]) -> float:
-    """The lowest value after a tenth of the run, less a little: the steep start would leave no room."""
+def heights(arms: Iterable[Sequence[Sequence[tuple[float, float]]]]) -> tuple[float, float]:
+    """Lowest and highest value after a tenth of the run, and a little room: not the steep start."""
     points = [point for curves in arms for curve in curves for point in curve]
     start = 0.1 * max(x for x, _ in points)
-    return min(y for x, y in points if x >= start) - 1
+    later = [y for x, y in points if x >= start]
+    return min(later) - 1, max(later) + 1
 
 
 def with_points(
