@@ -115,19 +115,22 @@ def test_runs_share_their_compilations(root, monkeypatch):
     monkeypatch.setattr(bench_run, "COMPILED", ("tiny",))
     for cached in (engine_step.compiled, adapters._compiled_call):
         cached.cache_clear()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)
+    before = torch._dynamo.config.recompile_limit  # monkeypatch would delete it afterwards
     stats = torch._dynamo.utils.counters["stats"]
     bench = Bench(root, recipe=RECIPE, compile=True)
 
     def compiles(method, il="none", **given):
-        before = stats["unique_graphs"]
+        graphs = stats["unique_graphs"]
         current = bench.start(Cell(method=method, il=il, **{**BASE, **given}))
         current.advance()
         del current
         gc.collect()  # what is guarded by a weak reference must not fall with the first run
-        return stats["unique_graphs"] - before
+        return stats["unique_graphs"] - graphs
 
     try:
+        assert (
+            torch._dynamo.config.recompile_limit == 64
+        )  # more than the default: many kinds of run
         assert compiles("uniform") > 0
         assert compiles("rho", HOLDOUT) > 0
         assert compiles("grad_norm") > 0
@@ -144,6 +147,7 @@ def test_runs_share_their_compilations(root, monkeypatch):
         for cached in (engine_step.compiled, adapters._compiled_call):
             cached.cache_clear()
         torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = before
 
 
 def test_a_run_that_begins_leaves_the_dropout_of_others_alone(root, monkeypatch):
