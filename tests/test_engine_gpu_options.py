@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fixtures_images import IL, IMAGES, N, Y
 from torch import nn
 
 import rholoss as rho
@@ -22,13 +23,7 @@ from rholoss.engine import (
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 
 pytestmark = pytest.mark.gpu
-N, STEPS = 2000, 300
-GENERATOR = torch.Generator().manual_seed(0)
-Y = torch.randint(0, 4, (N,), generator=GENERATOR)
-IMAGES = torch.randint(0, 100, (N, 3, 8, 8), dtype=torch.uint8, generator=GENERATOR)
-for label in range(4):
-    IMAGES[label == Y, label % 3, 2 * label : 2 * label + 2] += 100
-IL = torch.rand(N, generator=GENERATOR)
+STEPS = 300
 PIXELS = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "device": "cuda"}
 
 

@@ -3,19 +3,14 @@
 import pytest
 import torch
 from benchmarks import bench_step
+from fixtures_images import IL, IMAGES, Y
 from torch import nn
 from torch._dynamo.utils import counters
 
 from rholoss.engine import CropFlip, Folded, Resident, Trainer
 
 pytestmark = pytest.mark.gpu
-N, STEPS = 2000, 24
-GENERATOR = torch.Generator().manual_seed(0)
-Y = torch.randint(0, 4, (N,), generator=GENERATOR)
-IMAGES = torch.randint(0, 100, (N, 3, 8, 8), dtype=torch.uint8, generator=GENERATOR)
-for label in range(4):
-    IMAGES[label == Y, label % 3, 2 * label : 2 * label + 2] += 100
-IL = torch.rand(N, generator=GENERATOR)
+STEPS = 24
 WAYS = ["books beside", "products", "combined", "stepped", "sort compiled", "side first"]
 KINDS = {
     "exact": dict,
