@@ -22,6 +22,9 @@ from rholoss.schedules import annealed
 
 pytestmark = pytest.mark.gpu
 N, STEPS = 2560, 330  # more than three windows of a hundred
+WRONG = torch.arange(N) % 10 == 0  # labels
+IL = torch.where(WRONG, 3.0, 0.1)
+PIXELS = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "device": "cuda", "dtype": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +34,15 @@ def data():
     images = torch.randint(0, 120, (N, 3, 32, 32), dtype=torch.uint8, generator=generator)
     for label in range(4):
         images[labels == label, label % 3, 8 * label : 8 * label + 8] += 100
-    labels[::10] = (labels[::10] + 1) % 4  # a tenth is wrong
-    pixels = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "device": "cuda", "dtype": torch.bfloat16}
-    return Resident(images, labels, augment=CropFlip(2), **pixels)
+    labels[WRONG] = (labels[WRONG] + 1) % 4
+    return Resident(images, labels, augment=CropFlip(2), **PIXELS)
 
 
 def make(data, keep=0.2, **options):
     torch.manual_seed(0)
     return Trainer(
         ResNet18(4).to(memory_format=torch.channels_last), data, total_steps=STEPS,
-        irreducible=torch.linspace(0, 1, N), candidates=160, keep=keep, precision="bf16", **options,
+        irreducible=IL, candidates=160, keep=keep, precision="bf16", **options,
     )  # fmt: skip
 
 
@@ -78,7 +80,23 @@ def test_a_folded_step_is_captured_and_learns(data, scoring, overlap, compile):
     trainer.flush()
     assert trainer.captured[True].graph is not None
     evaluate = Evaluator(trainer.model, data, num_classes=4, precision="bf16")
-    assert evaluate().accuracy > 0.6  # 0.9 have the true label
+    assert evaluate().accuracy > 0.8  # 0.9 have the true label
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_a_gated_choice_is_the_same_compiled(data):
+    images = data.inputs[:, 2:-2, 2:-2].permute(0, 3, 1, 2)  # as they were before they were padded
+    plain = Resident(images, data.targets, **PIXELS)
+    chosen = []
+    for compile in (False, True):
+        trainer = make(plain, batch_norm="eval", scoring=Gate(0.75, by=Folded()), compile=compile)
+        trainer.on_flush.append(lambda step, index, losses: chosen.append(index[0]))
+        trainer.train(1)
+        trainer.flush()
+    first, second = (set(index.tolist()) for index in chosen)
+    assert len(first) == 32
+    assert not WRONG[list(first)].any()  # what the gate leaves out
+    assert len(first & second) >= 29  # at the same weights; bf16 rounds elsewhere
 
 
 @pytest.mark.parametrize("plan", [Remembered(math.log(4)), InfoBatch()])
@@ -96,7 +114,7 @@ def test_plans_go_with_captured_steps(data, plan, compile):
     )
     assert torch.equal(trainer.rows.memory.seen.cpu(), seen)
     if isinstance(plan, Remembered):
-        wrong = (torch.stack(ids) % 10 == 0).float().mean(1)
+        wrong = WRONG[torch.stack(ids)].float().mean(1)
         assert wrong[-50:].mean() < 0.5 * wrong[:50].mean()
 
 
@@ -120,6 +138,5 @@ def test_folds_side_by_side_give_wrong_labels_away(data):
         lambda: SmallCNN(4), data, folds=2, epochs=15, batch_size=64, precision="bf16"
     )
     losses = il.lookup(torch.arange(N))
-    wrong = torch.arange(N) % 10 == 0
     assert losses.isfinite().all()
-    assert losses[wrong].median() > 3 * losses[~wrong].median()
+    assert losses[WRONG].median() > 3 * losses[~WRONG].median()

@@ -42,7 +42,7 @@ def test_predictions_are_those_of_the_rows_that_were_trained_on(method, compile)
 def test_runs_side_by_side_learn(tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "tiny", tiny)
     root = write_cifar10(tmp_path / "data")
-    base = {**BASE, "epochs": 60, "learning_rate": 1e-2}
+    base = {**BASE, "n_b": 20, "epochs": 60, "learning_rate": 1e-2}
     cells = [
         Cell(method="uniform", **base),
         Cell(method="rho", il="tiny, clean holdout", **base),
@@ -57,7 +57,8 @@ def test_runs_side_by_side_learn(tmp_path, monkeypatch):
         assert line["steps"] == 300
         assert len(line["shares"]["correct"]) == 60
         assert line["device"] != "cpu"
-    assert lines[cells[0].key()]["eval"][-1][1] > 40  # chance is 10
+    last = [accuracy for _, accuracy in lines[cells[0].key()]["eval"][-10:]]
+    assert sum(last) / 10 > 40  # chance is 10, the CPU has 62
 
 
 @pytest.mark.gpu

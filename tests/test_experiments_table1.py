@@ -285,7 +285,7 @@ def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch):
         assert len(result["by_batch"]) == 3
         assert result["spearman"] == pytest.approx(np.mean(result["by_batch"]), abs=1e-4)
     assert lines[0]["chain"]["1a"] == lines[1]["chain"]["1a"]  # one fit serves both settings
-    text = page.write(tmp_path).read_text()
+    text = page.write(out).read_text()
     assert f"| A | {chain_of['1a']['spearman']:.2f} |" in text
     assert "| **paper** | **0.75** | **0.76** | **0.63** | **0.51** | 3 |" in text
 

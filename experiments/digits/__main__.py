@@ -38,7 +38,7 @@ def main(words: list[str] | None = None) -> None:
         given = {"root": a.data, "limit": a.limit, "seconds": a.seconds}
         table1.run(names, a.seeds, out=a.out, **given)
     if a.out.exists():  # nothing was left to do, or there was no time, and it is elsewhere
-        print(page.write(a.out.parent))
+        print(page.write(a.out))
 
 
 if __name__ == "__main__":

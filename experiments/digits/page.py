@@ -39,7 +39,8 @@ def over(lines: Sequence[Line], link: str, number: Callable[[Line], float], digi
     values = [number(line["chain"][link]) for line in lines]
     text = f"{statistics.fmean(values):.{digits}f}"
     if len(values) > 1:
-        text += f" ({min(values):.{digits}f}-{max(values):.{digits}f})"
+        to = " to " if min(values) < 0 else "-"
+        text += f" ({min(values):.{digits}f}{to}{max(values):.{digits}f})"
     return text
 
 
@@ -223,9 +224,9 @@ def _listed(values: Sequence[float], digits: int) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
-def write(folder: Path = FOLDER) -> Path:
+def write(runs: Path = FOLDER / "runs.jsonl") -> Path:
     """Make the page from the lines, and put the claims into the table one folder up, if that has a place."""
-    lines = list(records.read(folder / "runs.jsonl"))
+    lines, folder = list(records.read(runs)), runs.parent
     above = folder.parent / "README.md"
     text = above.read_text() if above.exists() else ""
     if BEGIN in text and END in text:

@@ -23,6 +23,7 @@ from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
 WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
 SMALL_LAYERS = 2
 IL_EPOCHS, IL_BATCH = 10, 32
+SCORED = 1024  # rows at a time where nothing is trained
 SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
 TIMED_STEPS, WARM_STEPS = 30, 10
 
@@ -113,6 +114,7 @@ class Bench:
             optimizer=lambda p: adamw(p, task.lr),
             epochs=self.il_epochs,
             batch_size=IL_BATCH,
+            score_batch_size=SCORED,
             patience=2,
             collate_fn=as_it_is,
             labels=train.labels,
@@ -149,7 +151,7 @@ def evaluate(model: nn.Module, texts: Texts, device: torch.device) -> tuple[floa
     """Accuracy, and the correlation of Matthews (of two classes; NaN-free: 0 if one class is missing)."""
     model.eval()
     guesses = []
-    for rows in torch.arange(len(texts), device=device).split(1024):
+    for rows in torch.arange(len(texts), device=device).split(SCORED):
         batch = texts.rows(rows)
         labels = batch.pop("labels")
         with autocast(device):
@@ -187,7 +189,7 @@ def core_set(proxy: nn.Module, train: Texts, device: torch.device) -> Tensor:
     """SVP: the tenth with the highest entropy under the proxy, the authors' being the IL model."""
     proxy.eval()
     scores = []
-    for rows in torch.arange(len(train), device=device).split(1024):
+    for rows in torch.arange(len(train), device=device).split(SCORED):
         batch = train.rows(rows)
         batch.pop("labels")
         with autocast(device):

@@ -75,6 +75,9 @@ def fit(
     collate: options.Collate = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the holdout set, at most.")] = 100,
     batch_size: options.BatchSize = 320,
+    score_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows at a time when scoring; else --batch-size.")
+    ] = None,
     patience: Annotated[
         int, typer.Option(min=0, help="Stop after so many epochs without a lower loss; 0: never.")
     ] = 5,
@@ -123,6 +126,7 @@ def fit(
             optimizer=functools.partial(torch.optim.AdamW, lr=lr),
             epochs=epochs,
             batch_size=batch_size,
+            score_batch_size=score_batch_size,
             patience=patience or None,
             check_rows=check_rows,
             device=objects.device(device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial as partial_
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def fit_irreducible(
     optimizer: MakeOptimizer | None = None,
     epochs: int = 100,
     batch_size: int = 320,
+    score_batch_size: int | None = None,
     patience: int | None = 5,
     check_rows: int | None = None,
     device: str | torch.device | None = None,
@@ -74,7 +76,9 @@ def fit_irreducible(
         loss: a task of `rholoss.losses`, or a function (model, batch) -> [B].
         optimizer: makes an optimizer from parameters; by default AdamW as in the paper.
         epochs: at most so many.
-        batch_size: of training and of scoring.
+        batch_size: of training.
+        score_batch_size: of scoring, which keeps nothing for gradients, so that more rows fit; by
+            default `batch_size`. Each epoch scores, so a small `batch_size` makes this worth setting.
         patience: stop after so many epochs without a lower loss; None for never.
         check_rows: measure the loss that decides on so many of the points, evenly spaced; by default
             on all of them.
@@ -94,6 +98,7 @@ def fit_irreducible(
     numbers = {
         "epochs": epochs,
         "batch_size": batch_size,
+        "score_batch_size": score_batch_size,
         "patience": patience,
         "check_rows": check_rows,
     }
@@ -102,8 +107,9 @@ def fit_irreducible(
         files.check_target(Path(out))
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     loading = Loading(batch_size, num_workers, collate_fn, where)
+    scoring = replace(loading, batch_size=score_batch_size or batch_size)
     per_example, steps = losses.by_name(loss), optimizer or adamw
-    settings = Settings(per_example, steps, epochs, patience, check_rows, loading)
+    settings = Settings(per_example, steps, epochs, patience, check_rows, loading, scoring)
     points, members = _plan(data, score, folds, seed)
     with own_randomness(where):
         check_items(points, "score")
@@ -125,7 +131,7 @@ def fit_irreducible(
             fitted = over_ranks.Fit(data, points, members, settings, factory, labels, keep_weights)
             told = partial_(_about_fits, members, folds, seed)
             return over_ranks.fit(fitted, job, about, told, out, progress)
-        partial = Partial(out, job, batch_size)
+        partial = Partial(out, job, scoring.batch_size)
         value_n, fits = np.full(len(points.ids), np.nan, np.float32), []
         for number, member in enumerate(members):
             model = model if number == 0 else factory(member)
@@ -185,7 +191,7 @@ def _fit_and_score(
         model.load_state_dict(fit["state"])
     with Bar(len(member.score), f"scoring with {title}", progress) as bar:
         value_n, fit["scoring_seconds"] = score_points(
-            model, points, member.score, settings.loss, settings.loading, partial, member.name, bar
+            model, points, member.score, settings.loss, settings.scoring, partial, member.name, bar
         )
     return fit, value_n
 

@@ -97,7 +97,7 @@ def fit(
     progress: bool,
 ) -> Irreducible:
     """Models are fitted side by side, each by one rank; then all ranks score with each of them."""
-    ranks, loading = Ranks(), work.settings.loading
+    ranks, loading = Ranks(), work.settings.scoring
     partial, parts = spread.begin(out, job, loading.batch_size, ranks)
     with ranks.together():
         for number, member in enumerate(work.members):

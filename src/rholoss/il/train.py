@@ -38,6 +38,7 @@ class Settings:
     patience: int | None
     check_rows: int | None
     loading: Loading
+    scoring: Loading  # the same, for points that are only scored
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -95,7 +96,7 @@ def fit_member(
     shuffle = Generator().manual_seed(member.seed)
     train = loader_of(data, member.train, loading, shuffle)
     checked = checked_points(member.score, settings.check_rows)
-    check = loader_of(points.view, points.position[checked], loading)
+    check = loader_of(points.view, points.position[checked], settings.scoring)
     optimizer = new_optimizer(settings.make_optimizer, model)
     seed_all(member.seed)
     best, state, best_epoch, epoch = math.inf, {}, 0, 0
