@@ -29,6 +29,7 @@ SCORING = {
 }  # the cheapest way: see benchmarks/results/step.md
 CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
+WARM_SECONDS = 1.5  # of steps before any is timed: an idle GPU takes a while to reach its clock
 LOADERS = {"cifar10": (cifar10, 10), "cifar100": (cifar100, 100)}
 
 
@@ -144,10 +145,15 @@ class Race:
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
         plan = ARMS[cell.arm].plan if kind.planned else None
         steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
-        trainer = self.trainer(
-            cell, steps + 30, steps + 30, Arm("", kind.method, kind.k, plan=plan)
-        )
-        trainer.train(30)
+        arm = Arm("", kind.method, kind.k, plan=plan)
+        trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
+        trainer.train(30)  # compiled and captured in them
+        started = time.perf_counter()
+        while (
+            time.perf_counter() - started < WARM_SECONDS and trainer.step + 2 * steps < 10 * steps
+        ):
+            trainer.train(50)
+            torch.cuda.synchronize()
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         marks[0].record()
         trainer.train(steps)

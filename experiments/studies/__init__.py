@@ -29,6 +29,7 @@ STUDIES: dict[str, Study] = {
         fig8.STUDY,
         fig6.STUDY,
         fig9.STUDY,
+        fig9.WEAK_TARGET,
         batch_norm.STUDY,
         noise.STUDY,
         fig2.ARCHITECTURES,
