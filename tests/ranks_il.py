@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_task import CHECKS, check, run
+from ranks_task import CHECKS, PATIENCE, check, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
@@ -123,6 +124,25 @@ def failures() -> dict[str, str]:
         "other data": told(dataset=Points(999 if last else 1000)),
         "broken": told(loss=fails),
     }
+
+
+@check
+def patient() -> Any:
+    """One rank fits for two seconds; the process group itself waits for half a second."""
+
+    def slow(model: nn.Module, batch: Any) -> Tensor:
+        time.sleep(0.25 if torch.is_grad_enabled() else 0.0)
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    dist.barrier()  # all are here
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+    try:
+        il = rho.fit_irreducible(
+            network, Points(80, 1), score=Points(100), loss=slow, out=folder() / "slow", **FIT
+        )
+        return len(il)
+    finally:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
 
 
 def _die_once() -> None:

@@ -11,6 +11,7 @@ import datetime
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,14 @@ def global_live() -> Any:
 
 
 @check
+def auto_off() -> Any:
+    cost = mock.PropertyMock(return_value=9.0 if dist.get_rank() == 0 else 0.5)
+    with mock.patch("rholoss.ledger.Ledger.overhead", cost), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _run("rho", "global", DistributedDataParallel, auto_off=2.0, flush_every=2)
+
+
+@check
 def fsdp_is_sharded_after_scoring() -> Any:
     from torch.distributed.tensor import DTensor
 
@@ -180,6 +189,18 @@ def fsdp_scores_see_the_last_step() -> Any:
             for m in (model, plain):
                 for p in m.parameters():
                     p.mul_(0.5)
+    return found
+
+
+@check
+def fsdp_uneven_chunks() -> Any:
+    """The first rank needs three passes where the others need two, or have a single row."""
+    model, plain, scorer = _shard(network()), network(), rho.Scorer(chunk=ROWS // 2 - 1)
+    found = []
+    for fewer in (ROWS - 3, 1):
+        rows = ROWS if dist.get_rank() == 0 else fewer
+        _, x, y = batch_of(_ids()[0][:rows])
+        found.append([scorer.measure(m, (x, y), rows, {"loss"})["loss"] for m in (model, plain)])
     return found
 
 

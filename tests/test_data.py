@@ -171,7 +171,7 @@ def test_data_sets_without_rows_are_told():
 
     for stream in (Stream(), iter([1, 2])):
         with pytest.raises(
-            RholossError, match=r"`dataset` is a \w+, which has no row numbers. Put a"
+            RholossError, match=r"`dataset` is a \w+, which has no row numbers. Read it as"
         ):
             rho.WithIndex(stream)
 

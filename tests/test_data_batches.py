@@ -79,7 +79,8 @@ def test_ids_in_lists_are_found(keys):
     ],
 )
 def test_batches_without_ids_are_told(batch, seen):
-    wanted = rf"No ids were found in the batch \({seen} in their place.*WithIndex.*pass `index=`"
+    wanted = rf"No ids were found in the batch \({seen} in their place.*WithIndex"
+    wanted += ".*stream, put a stable key.*pass `index=`"
     with pytest.raises(RholossError, match=wanted):
         data.find_index(batch)
 

@@ -98,12 +98,29 @@ def test_a_live_model_stays_one_model(found):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
+def test_auto_off_stops_all_ranks_or_none(found):
+    """Only the first finds selection dear: 9 and 0.5 times the rest, which is above 2 on average."""
+    for result in found["auto_off"]:
+        assert result["score"] is None
+        assert result["ledger"]["scored"] == 2 * task.ROWS  # two steps of five
+        assert {len(ids) for ids in result["chosen"]} == {4}
+        mean = (9.0 + 0.5 * (len(found["auto_off"]) - 1)) / len(found["auto_off"])
+        assert f"selecting cost {mean:.2f}x" in result["ledger"]["notes"][0]
+
+
 def test_fsdp_keeps_no_whole_weights_after_scoring(found):
     assert found["fsdp_is_sharded_after_scoring"] == [[True, True]] * len(found["global_ddp"])
     for result in found["fsdp_scores_see_the_last_step"]:
         for sharded, plain in result:
             torch.testing.assert_close(sharded, plain, rtol=0, atol=1e-6)
         assert not torch.allclose(result[0][0], result[1][0], atol=1e-3)
+
+
+def test_fsdp_ranks_of_unequal_rows_make_as_many_passes(found):
+    for rank, result in enumerate(found["fsdp_uneven_chunks"]):
+        for (sharded, plain), fewer in zip(result, (task.ROWS - 3, 1), strict=True):
+            assert len(sharded) == (fewer if rank else task.ROWS)
+            torch.testing.assert_close(sharded, plain, rtol=0, atol=1e-6)
 
 
 def test_gradient_accumulation_without_sync(found):

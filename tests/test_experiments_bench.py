@@ -79,7 +79,7 @@ def test_every_study_names_what_exists():
         for cell in study.cells():
             names |= {cell.model}
             assert 0 < cell.n_b <= cell.n_B
-            assert cell.il == "none" or irreducible.parse(cell.il)[0] in MODELS
+            assert cell.il == "none" or irreducible.parse(cell.il)[0].split(" of ")[0] in MODELS
             assert cell.il != "none" or cell.method not in ("rho", "negative_il", "svp")
             assert "cross-fit" in cell.il or cell.il == "none" or cell.part == "half"
         for group in study.groups:
@@ -370,6 +370,15 @@ def test_the_commands(root, tmp_path, monkeypatch, capsys):
     assert line["seed"] == 1
     with pytest.raises(SystemExit, match="needs --study"):
         command.main(["run"])
+
+
+def test_the_list_names_every_command(tmp_path, capsys):
+    command.main(["list", "--out", str(tmp_path)])
+    told = capsys.readouterr().out
+    own = [p.parent.name for p in Path(command.__file__).parent.glob("*/__main__.py")]
+    assert len(own) >= 4
+    for name in own:
+        assert f"python -m experiments.{name}" in told
 
 
 def test_the_paper_s_split(root):

@@ -47,6 +47,20 @@ def made(root):
 # Irreducible losses.
 
 
+def test_a_model_that_is_stopped_early_is_another_one(root, fitted):
+    bench = made(root)
+    early = Cell(method="rho", il="tiny of 1 epochs, clean holdout", **BASE)
+    short, whole = bench.losses(early), bench.losses(Cell(method="rho", il=HOLDOUT, **BASE))
+    assert [given[3].epochs for given in fitted] == [1, RECIPE.epochs]
+    ids = bench.problem(early).train.ids
+    assert not torch.equal(short.table.lookup(ids), whole.table.lookup(ids))
+    made(root).losses(early)
+    assert len(fitted) == 2  # kept under a name of its own
+    for wrong in ("tiny of 0 epochs", "tiny of some"):
+        with pytest.raises(RholossError, match=r"say 'tiny of 4 epochs'"):
+            bench.losses(Cell(method="rho", il=f"{wrong}, clean holdout", **BASE))
+
+
 def test_one_model_of_the_clean_holdout_serves_all_labels(root, fitted):
     bench = made(root)
     cell = Cell(method="rho", il=HOLDOUT, **BASE)

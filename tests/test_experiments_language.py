@@ -5,6 +5,7 @@ import random
 import runpy
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -259,7 +260,8 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
         return {"curve": []}
 
     monkeypatch.setattr(train, "run_cell", run_cell)
-    monkeypatch.setattr(command, "_bench", lambda a: None)
+    encoder = SimpleNamespace(encoder=cells.MINILM)
+    monkeypatch.setattr(command, "_bench", lambda a: encoder)
     everything = list(cells.paper(["cola"], [0]))
     assert command.claim(tmp_path, everything[2])  # by another process, which is at it
     common = ["paper", "--tasks", "cola", "--seeds", "0", "--claims", str(tmp_path)]
@@ -267,12 +269,23 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
     assert made == [*everything[:2], *everything[3:]]
     command.main([*common, "--out", str(tmp_path / "more.jsonl")])
     assert len(made) == len(everything) - 1
+    encoder.encoder = "albert-base-v2"  # other runs, whatever is there of the first
+    command.main([*common, "--out", str(tmp_path / "runs.jsonl")])
+    assert [cell.encoder for cell in made[-len(everything) :]] == ["albert-base-v2"] * 8
 
 
 def test_fair_runs_are_not_made_side_by_side(capsys):
     with pytest.raises(SystemExit):
         command.main(["fair", "--side-by-side", "2"])
     assert "so its runs go one after another" in capsys.readouterr().err
+
+
+def test_what_cannot_be_run_is_told_before_anything_is_loaded(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"has no folder `model`.*pack_language\.py"):
+        command.main(["paper", "--data", str(tmp_path), "--out", str(tmp_path / "runs.jsonl")])
+    with pytest.raises(SystemExit):
+        command.main(["paper", "--methods", "rhoo"])
+    assert "invalid choice: 'rhoo'" in capsys.readouterr().err
 
 
 def test_a_line_names_the_command_without_how_it_was_shared_out(monkeypatch):
@@ -324,6 +337,15 @@ def test_the_seconds_that_fair_runs_took_are_told():
     assert "| RHO-LOSS | 5 s, counted | 40 | 1 | 40 | 40.5 | 80.0 |" in page
     assert "| RHO-LOSS | 5 s, reused | 40 | 1 | 40 | 39.5 | 80.0 |" in page
     assert "| random half |  | 40 | 1 | 40 | 41.0 | 80.0 |" in page
+
+
+def test_the_page_names_an_encoder_that_is_not_the_usual_one():
+    runs = [line_of("rho", [[40, 0.9, 0.5]]), line_of("rho", [[40, 0.8, 0.5]], encoder="albert")]
+    text = report.page(runs)
+    usual, other = (part.split("##")[0] for part in text.split("protocol")[1:])
+    assert "| 90.0 |" in usual
+    assert other.startswith(", albert")
+    assert "| 80.0 |" in other
 
 
 def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):

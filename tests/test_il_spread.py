@@ -85,6 +85,11 @@ def test_one_message_on_every_rank(found):
             raise AssertionError(told.pop())
 
 
+def test_ranks_wait_longer_for_each_other_than_their_process_group_would(found):
+    """One fits for longer than the group waits while the other has nothing to do."""
+    assert found["patient"] == [100, 100, 100]
+
+
 class Watched:
     """Counts the rows that it is asked for and may break off."""
 

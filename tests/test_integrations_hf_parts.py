@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures_integrations import (
-    recorded,
-)
+from fixtures_integrations import CANDIDATES, ROWS, TRAINED, Classifier, Rows, points, recorded
+from torch.utils.data import IterableDataset, TensorDataset
 
+import rholoss as rho
 from rholoss.errors import RholossError
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
@@ -17,7 +17,15 @@ transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets")
 
-from rholoss.integrations.huggingface import KeepIds, RhoMixin, trimmed  # noqa: E402
+from rholoss.integrations.huggingface import KeepIds, RhoMixin, RhoTrainer, trimmed  # noqa: E402
+
+
+def trainer_of(folder, select, dataset, **more):
+    options = {"max_steps": more.pop("max_steps", 3), "report_to": [], "disable_tqdm": True}
+    options |= {"use_cpu": True, "save_strategy": "no", "per_device_train_batch_size": TRAINED}
+    drop = {"dataloader_drop_last": more.pop("drop_last", False)}
+    arguments = transformers.TrainingArguments(str(folder), **options, **drop)
+    return RhoTrainer(Classifier(), arguments, train_dataset=dataset, selector=select, **more)
 
 
 def test_padding_that_no_selected_row_needs_is_cut():
@@ -82,6 +90,78 @@ def test_ids_are_put_beside_what_the_collator_made():
     assert made["index"].tolist() == [3, 4]
     plain = KeepIds(lambda items: len(items))
     assert plain([{"x": 1}]) == 1
+
+
+def stacked(items):
+    """A collator of tuples, as users of torch data sets have it."""
+    x, y = zip(*items, strict=True)
+    return {"x": torch.stack(x), "labels": torch.stack(y)}
+
+
+@pytest.mark.parametrize("wrap", [lambda pairs: pairs, rho.WithIndex], ids=["plain", "with ids"])
+def test_collators_of_tuples_see_their_own_tuples(tmp_path, wrap):
+    pairs = TensorDataset(*points())
+    chosen = []
+    for dataset, collator in [(Rows(), None), (wrap(pairs), stacked)]:
+        select, seen = recorded()
+        more = {"data_collator": collator, "eval_dataset": {"test": dataset}}
+        trainer = trainer_of(tmp_path, select, dataset, **more)
+        trainer.train()
+        assert trainer.evaluate()["eval_test_loss"] > 0
+        assert trainer.predict(dataset).predictions.shape[0] == ROWS
+        chosen.append(seen.chosen)
+    assert len(chosen[0]) == 3
+    assert chosen[0] == chosen[1]
+
+
+def test_items_and_joined_losses_stay_apart_from_their_ids():
+    bare = [(5, torch.ones(2)), (6, torch.zeros(2))]
+    batch = KeepIds(lambda items: {"x": torch.stack(items)}, "item")(bare)
+    assert batch["index"].tolist() == [5, 6]
+    assert batch["x"].tolist() == [[1, 1], [0, 0]]
+    il = rho.Irreducible.from_losses([0.5, 0.25], ids=["a", "b"])
+    pairs = TensorDataset(torch.ones(2, 3), torch.tensor([0, 1]))
+    joined = rho.WithIrreducible(rho.WithIndex(pairs, ids=["a", "b"]), il)
+    batch = KeepIds(stacked, "tuple")([joined[1], joined[0]])
+    assert batch["index"] == ["b", "a"]
+    assert batch["irreducible_loss"].tolist() == [0.25, 0.5]
+    assert batch["labels"].tolist() == [1, 0]
+    with pytest.raises(RholossError, match="returned a tuple, in which ids have no place"):
+        KeepIds(tuple, "tuple")([joined[0]])
+
+
+class Stream(IterableDataset):
+    """Streams may know how many items they have."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+    def __iter__(self):
+        rows = Rows()
+        for i in range(ROWS):
+            yield {**rows[i], "index": i} if self.keys else rows[i]
+
+    def __len__(self):
+        return ROWS
+
+
+def test_a_stream_that_knows_its_length_is_a_stream(tmp_path):
+    select, seen = recorded()
+    trainer_of(tmp_path, select, Stream(keys=True)).train()
+    assert [index.tolist() for index in seen.candidates] == [
+        list(range(start, start + CANDIDATES)) for start in (0, 24, 48)
+    ]
+    with pytest.raises(RholossError, match="put a stable key into each item"):
+        trainer_of(tmp_path, recorded()[0], Stream(keys=False)).train()
+
+
+def test_a_set_without_one_whole_batch_is_refused_where_others_are_left_out(tmp_path):
+    few = torch.utils.data.Subset(Rows(), range(20))
+    with pytest.raises(RholossError, match="20 rows, fewer than a batch of 24 candidates"):
+        trainer_of(tmp_path, recorded()[0], few, drop_last=True).train()
+    select, seen = recorded()
+    trainer_of(tmp_path, select, few, max_steps=1).train()
+    assert len(seen.chosen[0]) == 5
 
 
 FRAMEWORK_FREE = """

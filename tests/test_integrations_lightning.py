@@ -282,6 +282,18 @@ def test_dict_batches_and_an_inner_model(tmp_path):
     assert len(seen.chosen) == 4
 
 
+def test_a_module_without_forward_is_asked_for_the_one_that_has_logits(tmp_path):
+    class Bare(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Classifier().net
+
+        training_step, configure_optimizers = Module.training_step, Module.configure_optimizers
+
+    with pytest.raises(RholossError, match=r"Bare has no `forward`.*model=lambda"):
+        trainer_of(tmp_path, RhoCallback(recorded()[0])).fit(Bare(), train_loader())
+
+
 def test_importance_weights_are_those_of_the_step(tmp_path):
     select, seen = recorded("grad_norm_is")
 

@@ -104,7 +104,7 @@ def test_chunks_cut_what_has_rows_and_pass_on_the_rest():
         "scale": 2.0,
     }
     Scorer(loss, chunk=10, batch_norm="eval").measure(net(), body, 24, LOSS)
-    assert seen == [[10, 10, 10, 3], [10, 10, 10, 3], [4, 4, 4, 3]]
+    assert seen == [[8, 8, 8, 3]] * 3  # alike, so that a compiled model sees one shape
 
 
 @pytest.mark.parametrize("batch_norm", ["train", "batch"])

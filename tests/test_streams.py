@@ -139,6 +139,30 @@ def test_a_stream_that_ends_cannot_go_on_with_several_workers():
         list(DataLoader(data, batch_size=10, num_workers=2))
 
 
+def test_a_resumed_epoch_is_the_only_one_that_begins_in_its_middle():
+    data = stream(shuffle=True)
+    data.epoch = 1
+    whole = [item["index"] for item in data]
+    data.resume(2, 10)
+    assert [item["index"] for item in data] == whole[20:]
+    data.epoch = 2
+    assert len(list(data)) == len(keys(DataLoader(data, batch_size=10, num_workers=2))) == 120
+
+
+def test_batches_of_earlier_epochs_are_not_taken_for_some_of_this_one():
+    data = stream()
+    data.resume(12, 10)
+    assert list(data) == []  # this epoch was done
+    data.resume(13, 10)
+    with pytest.raises(RholossError, match=r"`resume` was told of 13 batches of 10 .* has 120"):
+        list(data)
+    data.resume(12, 11)  # the last batch of an epoch may have fewer rows
+    with pytest.raises(RholossError, match="set `epoch`, and give the batches of that epoch alone"):
+        list(DataLoader(data, batch_size=11, num_workers=1))
+    data.resume(11, 11)
+    assert list(data) == []
+
+
 def test_kinds_of_keys_and_items(il):
     pairs = rho.Stream([0], lambda _: [(torch.ones(2), 3)], key=lambda item: "a")
     assert next(iter(pairs))[0] == "a"

@@ -11,6 +11,7 @@ import pytest
 from rholoss.errors import RholossError
 from rholoss.workers.cost import (
     GIGABIT,
+    HANDLING,
     Work,
     enough_workers,
     least_every,
@@ -115,6 +116,20 @@ def test_advice_in_words() -> None:
     link = 10 * GIGABIT  # 0.24 s: 12 steps
     said = sentences(WORK, predict(WORK, 3, link=link, every=16), link, 16)
     assert "sent more often than every 9 steps they would be too slow" in said[1]
+
+
+def test_small_steps_are_better_scored_by_the_trainer() -> None:
+    small = Work(training=0.001, scoring=0.001, handling=HANDLING)
+    found = predict(small, 2, link=FAST)
+    assert found.seconds == 0.001 + HANDLING > small.alone
+    assert "Scoring workers do not pay here" in sentences(small, found, FAST, 8)[1]
+    large = Work(training=0.02, scoring=0.06, handling=HANDLING)
+    assert "do not pay" not in " ".join(sentences(large, predict(large, 2, link=FAST), FAST, 8))
+
+
+def test_what_handling_costs_is_what_was_measured() -> None:
+    costs = {row["work"]["handling"] for row in measured()}
+    assert 0.95 * min(costs) < HANDLING < max(costs)
 
 
 @pytest.mark.parametrize(("workers", "link"), [(-1, 1.0), (1, 0.0), (1, math.nan)])

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,26 @@ class Losses:
 
 
 def parse(il: str) -> tuple[str, str]:
-    """('small_cnn', 'cross-fit') of 'small_cnn, cross-fit'."""
+    """('small_cnn', 'cross-fit') of 'small_cnn, cross-fit'; the model may be 'small_cnn of 4 epochs'."""
     model, _, source = il.partition(", ")
     if source not in SOURCES:
         raise RholossError(
             f"`il` is {il!r}; use 'none' or '<model>, <from>', from one of: {'; '.join(SOURCES)}."
         )
     return model, source
+
+
+def model_and_recipe(name: str, recipe: Recipe) -> tuple[str, Recipe]:
+    """'small_cnn', and the recipe with at most four epochs, of 'small_cnn of 4 epochs'."""
+    model, _, length = name.partition(" of ")
+    if not length:
+        return name, recipe
+    number, _, word = length.partition(" ")
+    if not number.isdigit() or int(number) < 1 or word != "epochs":
+        raise RholossError(
+            f"The model of `il` is {name!r}; say '{model} of 4 epochs', or {model!r}."
+        )
+    return model, replace(recipe, epochs=int(number))
 
 
 def fit(
@@ -211,12 +224,13 @@ class Fits:
         self, key: str, name: str, num_classes: int, data: Resident, judge: Resident, seed: int
     ) -> Member:
         if key not in self._members:
+            name, recipe = model_and_recipe(name, self.recipe)
             path, make = self.path(key, ".pt"), self.models[name]
             if path is not None and path.exists():
                 self._members[key] = _load(path, make(num_classes), data.device)
             else:
                 member = fit(
-                    lambda: make(num_classes), data, judge, self.recipe,
+                    lambda: make(num_classes), data, judge, recipe,
                     precision=self.precision, compile=self.compile, seed=seed,
                 )  # fmt: skip
                 if path is not None:

@@ -11,13 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from experiments import records
-from experiments.language.cells import Cell, cell_of, fair, known_tasks, paper
+from experiments.language.cells import (
+    FAIR_METHODS,
+    PAPER_METHODS,
+    Cell,
+    cell_of,
+    fair,
+    known_tasks,
+    paper,
+)
 
+METHODS = tuple(dict.fromkeys((*PAPER_METHODS, *FAIR_METHODS)))
 RESULTS = records.RESULTS / "language" / "runs.jsonl"
 
 
@@ -36,15 +45,20 @@ def main(words: list[str] | None = None) -> None:
         if a.command == "paper"
         else fair(a.tasks, a.seeds, a.budget)
     )
-    cells = [cell for cell in cells if not a.methods or cell.method in a.methods]
+    bench = _bench(a)
+    cells = [
+        replace(cell, encoder=bench.encoder)
+        for cell in cells
+        if not a.methods or cell.method in a.methods
+    ]
     have = {cell_of(record).key() for record in records.read(RESULTS, a.out)}
     cells = [cell for cell in cells if cell.key() not in have]
     if a.claims is None:
         print(f"{len(cells)} runs to do", flush=True)
     if a.claims is None and a.side_by_side > 1:
-        _side_by_side(a, cells, words if words is not None else sys.argv[1:])
+        _side_by_side(a, bench, cells, words if words is not None else sys.argv[1:])
     else:
-        _run(a, cells)
+        _run(a, bench, cells)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("command", choices=("paper", "fair", "report"))
     parser.add_argument("--tasks", nargs="+", default=known_tasks(), choices=known_tasks())
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3])
-    parser.add_argument("--methods", nargs="+", default=[], help="only these")
+    parser.add_argument("--methods", nargs="+", default=[], choices=METHODS, help="only these")
     parser.add_argument("--epochs", type=int, default=0, help="shorter runs, which are other runs")
     parser.add_argument("--il-epochs", type=int, default=10, help="at most")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a fair run")
@@ -68,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench(a: argparse.Namespace) -> Any:
+    if not (a.data / "model").is_dir():  # else it would be looked for on the hub
+        raise SystemExit(
+            f"--data {a.data} has no folder `model` with a pretrained encoder; "
+            "`python tools/pack_language.py --data DIR` makes it."
+        )
     import torch
     from transformers.utils import logging
 
@@ -80,10 +99,10 @@ def _bench(a: argparse.Namespace) -> Any:
     return Bench(a.data / "model", a.data, a.store, device, a.il_epochs)
 
 
-def _run(a: argparse.Namespace, cells: list[Cell]) -> None:
+def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
     from experiments.language.train import run_cell
 
-    bench, started = _bench(a), time.perf_counter()
+    started = time.perf_counter()
     for cell in cells:
         if a.claims is not None and not claim(a.claims, cell):
             continue
@@ -112,10 +131,10 @@ def _about() -> dict[str, Any]:
     return {**about, "command": re.sub(shared, "", about["command"])}
 
 
-def _side_by_side(a: argparse.Namespace, cells: list[Cell], words: list[str]) -> None:
+def _side_by_side(a: argparse.Namespace, bench: Any, cells: list[Cell], words: list[str]) -> None:
     from experiments.language.tasks import TASKS
 
-    bench, started = _bench(a), time.perf_counter()
+    started = time.perf_counter()
     for task, size in sorted({(c.task, c.irreducible) for c in cells if c.needs_il}):
         bench.fitted(TASKS[task], size)  # once, alone: its seconds are part of the result
     left = max(0.0, a.seconds - (time.perf_counter() - started))

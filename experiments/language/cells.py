@@ -12,6 +12,7 @@ PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negativ
 FAIR_METHODS = ("uniform", "random_half", "rho", "annealed")
 FIXED_ROWS = ("svp", "random_half")  # train on rows that were chosen before the first step
 CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
+MINILM = "MiniLM-L6-H384-uncased"
 IRREDUCIBLE = ("same", "small")  # the model that trains, or its first two layers
 
 
@@ -26,6 +27,7 @@ class Cell:
     budget: float = 0.0
     il_counts: bool = False
     epochs: int = 0  # 0: the task's own
+    encoder: str = MINILM  # the pretrained model that is fine-tuned
 
     def key(self) -> tuple[Any, ...]:
         """What tells it from other runs."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import records
 from experiments.bench import plots
-from experiments.language.cells import PAPER_METHODS, Cell, cell_of
+from experiments.language.cells import MINILM, PAPER_METHODS, Cell, cell_of
 from experiments.language.tasks import TASKS
 
 TITLES = {
@@ -125,17 +125,20 @@ def seconds_used(record: dict[str, Any], il_counts: bool) -> float:
     return float(record.get("seconds", 0.0) + (record["il_seconds"] if il_counts else 0.0))
 
 
-def draw(task: str, runs: list[tuple[Cell, dict[str, Any]]], folder: Path) -> list[str]:
+def draw(
+    task: str, runs: list[tuple[Cell, dict[str, Any]]], folder: Path, named: str = ""
+) -> list[str]:
     """Accuracy by epoch, and the steps to each accuracy (Fig. 5)."""
+    start = f"{task}{named.replace(', ', '-')}"
     arms: dict[str, list[dict[str, Any]]] = {}
     for cell, record in runs:
         name = TITLES[cell.method] + (", small IL model" if cell.irreducible == "small" else "")
         curve = [(step, 100 * accuracy) for step, accuracy, _ in record["curve"]]
         line = {"steps_per_epoch": record["steps_an_epoch"], "eval": curve}
         arms.setdefault(name, []).append(line)
-    plots.draw(folder / f"{task}-accuracy.png", arms, plots.accuracy, "test accuracy, %")
-    drawn = [f"![test accuracy by epoch]({task}-accuracy.png)"]
-    steps = f"{task}-steps.png"
+    plots.draw(folder / f"{start}-accuracy.png", arms, plots.accuracy, "test accuracy, %")
+    drawn = [f"![test accuracy by epoch]({start}-accuracy.png)"]
+    steps = f"{start}-steps.png"
     if plots.draw(folder / steps, arms, plots.reached, "steps", "test accuracy, %"):
         drawn.append(f"![steps to each accuracy]({steps})")
     return drawn
@@ -145,21 +148,23 @@ def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
     """The whole page; plots are drawn where there is a folder for them."""
     runs = [(cell_of(record), record) for record in lines]
     text = ["# Language: CoLA, SST-2, Banking77", "", INTRODUCTION, ""]
-    for task in TASKS:
-        mine = [(c, r) for c, r in runs if c.task == task and not c.budget and not c.epochs]
-        if mine:
-            text += [f"## {task}, the paper's protocol", "", *paper_table(task, mine), ""]
-            text += [*draw(task, mine, folder), ""] if folder else []
-    timed = [(c, r) for c, r in runs if c.budget]
-    if timed:
-        text += [
-            "## Equal wall clock, learning rate decayed to zero",
-            "",
-            FAIR,
-            "",
-            *fair_table(timed),
-            "",
-        ]
+    for encoder in sorted({c.encoder for c, _ in runs}, key=lambda name: (name != MINILM, name)):
+        named = "" if encoder == MINILM else f", {encoder}"
+        with_it = [(c, r) for c, r in runs if c.encoder == encoder]
+        for task in TASKS:
+            mine = [(c, r) for c, r in with_it if c.task == task and not (c.budget or c.epochs)]
+            if mine:
+                text += [
+                    f"## {task}, the paper's protocol{named}",
+                    "",
+                    *paper_table(task, mine),
+                    "",
+                ]
+                text += [*draw(task, mine, folder, named), ""] if folder else []
+        timed = [(c, r) for c, r in with_it if c.budget]
+        if timed:
+            title = f"## Equal wall clock, learning rate decayed to zero{named}"
+            text += [title, "", FAIR, "", *fair_table(timed), ""]
     about = sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in lines})
     commands = sorted({r["command"] for r in lines})
     text += ["## How it was made", "", *(f"- {line}" for line in about), "", "```"]
@@ -185,10 +190,10 @@ rows. n_b 32 of 320 candidates, AdamW, weight decay 0.02 (none on biases and nor
 evaluations. Means over seeds, lowest and highest in brackets; NR: never reached.
 
 What differs from the paper: the encoder is a pretrained MiniLM of 6 layers (22.7 M parameters; ALBERT's
-weights could not be had), bf16 with float32 losses, rows cut at 48 (CoLA) or 64 tokens, dropout off while
-scoring, the IL checkpoint chosen once an epoch. CoLA is tested on both public development sets (1,043
-rows). Banking77 is not in the paper: 77 intents, a fifth of the labels of both halves wrong, clean test
-set."""
+weights could not be had; whoever has them puts them into the data's folder `model`, and headings name
+them), bf16 with float32 losses, rows cut at 48 (CoLA) or 64 tokens, dropout off while scoring, the IL
+checkpoint chosen once an epoch. CoLA is tested on both public development sets (1,043 rows). Banking77 is
+not in the paper: 77 intents, a fifth of the labels of both halves wrong, clean test set."""
 
 FAIR = """\
 Every arm has the same seconds of training (evaluation not counted) and a learning rate that falls linearly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import time
@@ -75,6 +76,12 @@ class Bench:
     _loaded: dict[tuple[str, torch.device], list[Texts]] = field(default_factory=dict)
     _fitted: dict[tuple[str, str], Fitted] = field(default_factory=dict)
 
+    @property
+    def encoder(self) -> str:
+        """The name of the pretrained model, as its configuration has it."""
+        config = json.loads((self.model / "config.json").read_text())
+        return str(config.get("_name_or_path") or config["model_type"]).rpartition("/")[2]
+
     def texts(self, task: Task, device: torch.device | None = None) -> list[Texts]:
         """Training half, holdout half and test rows, on the device unless told otherwise."""
         host, device = torch.device("cpu"), device or self.device
@@ -98,7 +105,7 @@ class Bench:
     def fitted(self, task: Task, size: str) -> Fitted:
         """Fitted on the holdout half once for all seeds and methods, as in the paper."""
         if (task.name, size) not in self._fitted:
-            path = self.store / f"{task.name}-{size}-{self.il_epochs}-epochs.npz"
+            path = self.store / f"{self.encoder}-{task.name}-{size}-{self.il_epochs}-epochs.npz"
             if not path.exists():
                 self._fit(task, size).save(path)
             self._fitted[task.name, size] = Fitted.load(path)

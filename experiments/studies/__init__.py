@@ -50,4 +50,9 @@ COMMANDS = {
         "python -m experiments.toy_maps",
         "What each method picks, on a problem to look at",
     ),
+    "language": (
+        "python -m experiments.language paper",
+        "Table 2's last rows and Figure 5: CoLA and SST-2, and Banking77 with wrong labels",
+    ),
+    "fair_clock": ("python -m experiments.fair_clock final", "The fair race: equal wall clock"),
 }

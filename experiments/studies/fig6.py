@@ -52,7 +52,8 @@ STUDY = Study(
         "groups of writers.) MLP 784-512-512-512-10 for the target, the irreducible losses and the proxy of "
         "SVP; noise on the training labels only. The paper prints no numbers; it says that loss and gradient "
         "norm do well on clean labels and degrade under all three kinds of noise, and RHO-LOSS does not. "
-        "`--study fig6_official` runs the paper's own data where its files are."
+        "`--study fig6_official` runs the paper's own data where its files are. One after another on a "
+        "machine of 2 cores the 105 runs took 62 minutes and the two fits of irreducible losses 4."
     ),
 )
 

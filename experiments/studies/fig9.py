@@ -50,6 +50,12 @@ STUDY = Study(
     ),
 )
 
+
+def early(epochs: int) -> str:
+    """Irreducible losses of a small CNN that was not fitted to the end."""
+    return f"small_cnn of {epochs} epochs, clean holdout"
+
+
 WEAK = Cell("cifar10", model="small_cnn_dropout", epochs=10)
 PLAIN = replace(WEAK, model="small_cnn")
 LARGE = replace(WEAK, n_b=64, n_B=640)
@@ -64,6 +70,8 @@ WEAK_TARGET = Study(
                 "uniform": WEAK,
                 "RHO-LOSS, IL of a small CNN": rho(WEAK, CNN_IL),
                 "RHO-LOSS, IL of a ResNet-18": rho(WEAK, R18_IL),
+                "RHO-LOSS, IL of a small CNN after 12 epochs": rho(WEAK, early(12)),
+                "RHO-LOSS, IL of a small CNN after 4 epochs": rho(WEAK, early(4)),
             },
             targets=(30, 40),
             show=("epochs", "curves", "shares"),

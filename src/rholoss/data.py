@@ -87,8 +87,9 @@ class WithIndex(_View):
     def __init__(self, dataset: Dataset[Any], ids: Sequence[Any] | None = None) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise RholossError(
-                f"`dataset` is a {type(dataset).__name__}, which has no row numbers. Put a stable key "
-                "into each item yourself (a dict item's 'index', or the first of a tuple)."
+                f"`dataset` is a {type(dataset).__name__}, which has no row numbers. Read it as "
+                "`rholoss.Stream(shards, read, key=...)`, or put a stable key into each item yourself (a "
+                "dict item's 'index', or the first of a tuple)."
             )
         self.dataset = dataset
         self.ids = ids_of_rows(dataset) if ids is None else _as_ids(ids)
@@ -212,8 +213,9 @@ def find_index(batch: Any) -> Any:
             seen = f"a tensor {tuple(ids.shape)} {ids.dtype}"
         raise RholossError(
             f"No ids were found in the batch ({seen} stands in their place). Wrap the data set "
-            "as `rholoss.WithIndex(dataset)`; if a collator drops the ids, keep them as 'index'; or "
-            "pass `index=`, a function from the batch to its ids."
+            "as `rholoss.WithIndex(dataset)`; into the items of a stream, put a stable key as 'index' or "
+            "in front; if a collator drops the ids, keep them; or pass `index=`, a function from the "
+            "batch to its ids."
         )
     return ids
 

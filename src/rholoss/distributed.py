@@ -31,6 +31,7 @@ from rholoss.core import Selection, Stats
 from rholoss.errors import RholossError
 
 CHOICES = ("local", "global")
+PATIENCE = timedelta(days=7)  # a rank that is done waits for the others; one that dies is noticed
 
 
 def is_running() -> bool:
@@ -104,10 +105,13 @@ class Told:
 class Ranks:
     """The ranks of one run, as far as a selector has to do with them."""
 
-    def __init__(self, choice: str = "local", *, alone: bool = False) -> None:
+    def __init__(
+        self, choice: str = "local", *, alone: bool = False, patience: timedelta | None = None
+    ) -> None:
         if choice not in CHOICES:
             raise RholossError(f"`choice` is {choice!r}; choose one of {', '.join(CHOICES)}.")
         self.choice, self.alone = choice, alone  # alone: as if there were no others
+        self.patience = patience  # how long to wait for another; None: as the process group does
         self._gloo: Any = None
 
     @property
@@ -136,9 +140,10 @@ class Ranks:
         """What every rank says, in rank order. Small things only, through the host."""
         if self.size == 1:
             return [said]
-        if self._gloo is None and "cpu:" not in str(dist.get_backend_config()):
-            # NCCL alone would make the host wait for the device.
-            self._gloo = dist.new_group(backend="gloo")
+        # NCCL alone would make the host wait for the device.
+        own = self.patience is not None or "cpu:" not in str(dist.get_backend_config())
+        if self._gloo is None and own:
+            self._gloo = dist.new_group(backend="gloo", timeout=self.patience)
         heard: list[Any] = [None] * self.size
         dist.all_gather_object(heard, said, group=self._gloo)
         return heard

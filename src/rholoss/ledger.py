@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,6 +187,16 @@ class Ledger:
         """Time spent on selection over time spent on everything else."""
         rest = self.seconds - self.scoring_seconds - self.dry_run_seconds
         return self.scoring_seconds / rest if rest > 0 else 0.0
+
+    def is_dear(self, overheads: Sequence[float], limit: float) -> bool:
+        """Whether selection costs more than allowed, on average over the ranks; notes it if so."""
+        overhead = sum(overheads) / len(overheads)
+        if overhead > limit:
+            self.notes.append(
+                f"auto_off: selecting cost {overhead:.2f}x everything else, above the {limit:.2f}x "
+                f"allowed; uniform from step {self.steps} on"
+            )
+        return overhead > limit
 
     @property
     def flops(self) -> float | None:

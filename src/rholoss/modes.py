@@ -51,12 +51,26 @@ def reshard(model: nn.Module) -> None:
 
     Left there, they would be taken for those of the next step, after the optimizer changed the shards.
     """
+    for module in _sharded(model):
+        module.reshard()
+
+
+def agreed_passes(model: nn.Module, passes: int, device: torch.device) -> int:
+    """As many as the rank that needs most, if FSDP2 makes ranks gather weights together in each pass."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return passes
+    if not _sharded(model):
+        return passes
+    most = torch.tensor(passes, device=device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    return int(most)
+
+
+def _sharded(model: nn.Module) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and in use if it was
     if fsdp is None:
-        return
-    for module in submodules(model):
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+        return []
+    return [module for module in submodules(model) if isinstance(module, fsdp.FSDPModule)]
 
 
 def submodules(model: nn.Module) -> list[nn.Module]:

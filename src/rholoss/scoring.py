@@ -23,6 +23,7 @@ from rholoss.modes import (
     BATCH_NORM_MODES,
     PRECISIONS,
     KeptBuffer,
+    agreed_passes,
     kept_buffers,
     kept_random_state,
     own_autocast,
@@ -44,7 +45,7 @@ class Scorer:
         dropout: leave dropout on while scoring.
         draws: Monte-Carlo dropout draws for entropies (10 in the paper).
         precision: 'bf16' or 'fp16' to run the model under autocast; None keeps what is in force.
-        chunk: score this many candidates at a time, to save memory.
+        chunk: score at most this many candidates at a time, to save memory.
         compile: run the model through `torch.compile`, apart from the one that trains.
         quantities: further quantities, `name -> function(logits_KBC, target_B) -> [B]`.
     """
@@ -103,7 +104,10 @@ class Scorer:
         draws = self.draws if needs & MONTE_CARLO else 1
         dropout = self.dropout or draws > 1
         device = data.device_of(base)
-        chunk = min(self.chunk or rows, rows)
+        cuts = [(0, rows)]
+        if self.chunk:
+            passes = agreed_passes(base, -(-rows // self.chunk), device)
+            cuts = [(rows * i // passes, rows * (i + 1) // passes) for i in range(passes)]
         with (
             torch.no_grad(),
             scoring_mode(base, batch_norm=self.batch_norm, dropout=dropout),
@@ -112,9 +116,11 @@ class Scorer:
             own_autocast(device, self.dtype),
         ):
             parts = []
-            for start in range(0, rows, chunk):
-                stop = min(start + chunk, rows)
-                part = batch if chunk == rows else _cut(batch, rows, slice(start, stop))
+            for start, stop in cuts:
+                if start == stop:  # other ranks have more: take part in their pass
+                    self.forward(run, _cut(batch, rows, slice(0, 1)), 1, needs, draws)
+                    continue
+                part = batch if len(cuts) == 1 else _cut(batch, rows, slice(start, stop))
                 parts.append(self.forward(run, part, stop - start, needs, draws))
         reshard(base)
         if len(parts) == 1:

@@ -293,21 +293,20 @@ class Selector:
             )
         if self.step % self.flush_every == 0:
             self.flush()
+            if self.auto_off is not None and not self.off:
+                self._stop_if_dear(self.auto_off)
 
     def flush(self) -> None:
         """Write the log, and tell what went wrong on the device since the last flush."""
         self.log.flush()
         self.ledger.read_events()
         self.guard.read()
-        limit = self.auto_off
-        if limit is not None and not self.off and self.ledger.overhead > limit:
-            self.off = True
-            note = (
-                f"auto_off: selecting cost {self.ledger.overhead:.2f}x everything else, above the "
-                f"{limit:.2f}x allowed; uniform from step {self.step} on"
-            )
-            self.ledger.notes.append(note)
-            warnings.warn(note, stacklevel=4)
+
+    def _stop_if_dear(self, limit: float) -> None:
+        """On all ranks or on none: one that scored alone would wait for the others."""
+        self.off = self.ledger.is_dear(self.ranks.exchange(self.ledger.overhead), limit)
+        if self.off:
+            warnings.warn(self.ledger.notes[-1], stacklevel=4)
 
     @property
     def weights(self) -> Tensor | None:

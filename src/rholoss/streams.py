@@ -55,7 +55,7 @@ class Stream(IterableDataset[Any]):
         self.irreducible, self.shuffle, self.seed = irreducible, shuffle, seed
         self.repeat, self.epoch = repeat, 0
         self.rank, self.ranks = place()
-        self._done, self._batch_size = 0, 1
+        self._done, self._batch_size, self._resumed = 0, 1, 0
         if len(self.shards) < self.ranks:
             raise RholossError(
                 f"`shards` has {len(self.shards)} entries for {self.ranks} ranks, so that some of them "
@@ -65,9 +65,10 @@ class Stream(IterableDataset[Any]):
     def resume(self, batches: int, batch_size: int) -> None:
         """Go on behind so many batches of this rank, which is `select.step` if each was selected from.
 
-        What was read before is read again, but nothing is yielded of it.
+        What was read before is read again, but nothing is yielded of it. Without `repeat`, these are
+        the batches of the present `epoch`, which is set before; later ones begin at their beginning.
         """
-        self._done, self._batch_size = batches, batch_size
+        self._done, self._batch_size, self._resumed = batches, batch_size, self.epoch
 
     def items(self, shard: Any) -> Iterator[tuple[Any, Any]]:
         """The key and the item of each row of a shard."""
@@ -90,7 +91,7 @@ class Stream(IterableDataset[Any]):
         return found
 
     def __iter__(self) -> Iterator[Any]:
-        keyed = itertools.islice(self._keyed(), self._rows_done(), None)
+        keyed = self._behind(self._keyed(), self._rows_done())
         if self.irreducible is None:
             for key, item in keyed:
                 yield self._with(item, key)
@@ -101,6 +102,17 @@ class Stream(IterableDataset[Any]):
             raise_unmeasured(keys, loss_n)
             for (key, item), loss in zip(some, loss_n.tolist(), strict=True):
                 yield self._with(item, data.Keyed(key, loss))
+
+    def _behind(self, keyed: Iterator[Any], rows: int) -> Iterator[Any]:
+        """Without the first rows, which were in batches that are done; the last may have fewer."""
+        found = sum(1 for _ in itertools.islice(keyed, rows))
+        if found <= rows - self._batch_size:
+            raise RholossError(
+                f"`resume` was told of {self._done} batches of {self._batch_size} rows, but this reader "
+                f"has {found} rows in an epoch: set `epoch`, and give the batches of that epoch alone; "
+                "or pass repeat=True, with which batches are counted through all epochs."
+            )
+        return keyed
 
     def _keyed(self) -> Iterator[tuple[Any, Any]]:
         reader, readers = self._reader()
@@ -129,18 +141,23 @@ class Stream(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             return 0, 1
-        return (worker.id + self._done) % worker.num_workers, worker.num_workers
+        return (worker.id + self._batches_done) % worker.num_workers, worker.num_workers
+
+    @property
+    def _batches_done(self) -> int:
+        return self._done if self.epoch == self._resumed else 0
 
     def _rows_done(self) -> int:
         """Rows that this reader gave to the batches that are done."""
         turn, turns = self._turn()
-        if self._done and turns > 1 and (not self.repeat or len(self.shards) < self.ranks * turns):
+        done = self._batches_done
+        if done and turns > 1 and (not self.repeat or len(self.shards) < self.ranks * turns):
             raise RholossError(
                 f"A stream that ends cannot go on in its middle with {turns} workers, which end at "
                 "different times. Pass repeat=True (and at least one shard for each worker), or use "
                 "num_workers=1."
             )
-        return -(-(self._done - turn) // turns) * self._batch_size
+        return -(-(done - turn) // turns) * self._batch_size
 
     def _with(self, item: Any, key: Any) -> Any:
         if not isinstance(item, Mapping) or self.key != data.INDEX:

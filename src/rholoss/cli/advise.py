@@ -17,7 +17,7 @@ from rholoss.cli.errors import when_stopped
 from rholoss.errors import RholossError
 from rholoss.il.store import Irreducible
 from rholoss.timing import Timings, measure, row_bytes
-from rholoss.workers.cost import GIGABIT, Prediction, Work, predict, sentences
+from rholoss.workers.cost import GIGABIT, HANDLING, Prediction, Work, predict, sentences
 from rholoss.workers.weights import num_bytes
 
 COLUMNS = (
@@ -136,7 +136,8 @@ def advise(
 
 
 def _work(row: Cost, loader_workers: int, weights: int, rows: int) -> Work:
-    return Work(row.training, row.scoring, row.loading / loader_workers, weights, rows)
+    loading = row.loading / loader_workers
+    return Work(row.training, row.scoring, loading, weights, rows, handling=HANDLING)
 
 
 def as_text(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from rholoss.distributed import join, leave
-
-PATIENCE = timedelta(days=7)  # a rank that is done waits for the others; one that dies is noticed
+from rholoss.distributed import PATIENCE, join, leave
 
 
 @contextmanager

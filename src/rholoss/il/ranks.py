@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.distributed import Ranks
+from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
 from rholoss.il.build import library_version
 from rholoss.il.hashing import content_hash
@@ -97,7 +97,7 @@ def fit(
     progress: bool,
 ) -> Irreducible:
     """Models are fitted side by side, each by one rank; then all ranks score with each of them."""
-    ranks, loading = Ranks(), work.settings.scoring
+    ranks, loading = Ranks(patience=PATIENCE), work.settings.scoring
     partial, parts = spread.begin(out, job, loading.batch_size, ranks)
     with ranks.together():
         for number, member in enumerate(work.members):

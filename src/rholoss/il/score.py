@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from rholoss import data as batch_data
 from rholoss import losses
-from rholoss.distributed import Ranks
+from rholoss.distributed import PATIENCE, Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.build import library_version, table_of
@@ -172,8 +172,9 @@ def score_irreducible(
 
         about = {"seconds": seconds, "split": split}
         with running_on(model, where, home):
+            own = Ranks(alone=not ranks, patience=PATIENCE)
             return over_ranks.score(
-                model, dataset, loss, labels, loading, out, about, progress, Ranks(alone=not ranks)
+                model, dataset, loss, labels, loading, out, about, progress, own
             )
     points = points_of(dataset, "dataset")
     if out is not None:

@@ -17,12 +17,13 @@ import contextlib
 import copy
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from rholoss import data
 from rholoss.errors import RholossError
@@ -47,6 +48,7 @@ class RhoMixin:
     accelerator: Any
     model: Any
     train_dataset: Any
+    eval_dataset: Any
     data_collator: Any
     _train_batch_size: int
     _signature_columns: list[str] | None
@@ -90,16 +92,17 @@ class RhoMixin:
         """What the Trainer builds its loader from, exchanged until it is built."""
         trained, keep = self._train_batch_size, self.selector.keep
         collator, dataset = self.data_collator, self.train_dataset
-        _check_size(dataset, trained)
         indexed = with_ids(dataset)
+        candidates = _num_candidates(trained, keep)
+        _check_size(dataset, trained, candidates if self.args.dataloader_drop_last else 0)
         self._set_signature_columns_if_needed()  # type: ignore[attr-defined]
         columns, arguments = self._signature_columns, self.args
         per_device = arguments.per_device_train_batch_size
-        self._train_batch_size = _num_candidates(trained, keep)
+        self._train_batch_size = candidates
         # A sampler that groups by length reads it here.
         arguments.per_device_train_batch_size = _num_candidates(per_device, keep)
         self._signature_columns = None if columns is None else [*columns, *CARRIED]
-        self.data_collator = KeepIds(collator)
+        self.data_collator = KeepIds(collator, _ids_in_front(indexed))
         self.train_dataset = indexed
         try:
             yield
@@ -130,20 +133,22 @@ class RhoMixin:
         multiple = getattr(self.data_collator, "pad_to_multiple_of", None) or 1
         return trimmed(batch, multiple) if self._trim else batch
 
-    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
         """A column of ids passes by the collator, which may know nothing of it, as in training."""
-        with self._ids_beside():
-            return super().get_eval_dataloader(*args, **kwargs)  # type: ignore[misc]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        with self._ids_beside(dataset):
+            return super().get_eval_dataloader(eval_dataset, *args, **kwargs)  # type: ignore[misc]
 
-    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """As `get_eval_dataloader`."""
-        with self._ids_beside():
-            return super().get_test_dataloader(*args, **kwargs)  # type: ignore[misc]
+        with self._ids_beside(test_dataset):
+            return super().get_test_dataloader(test_dataset, *args, **kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
-    def _ids_beside(self) -> Iterator[None]:
+    def _ids_beside(self, dataset: Any) -> Iterator[None]:
         collator = self.data_collator
-        self.data_collator = KeepIds(collator)
+        self.data_collator = KeepIds(collator, _ids_in_front(dataset))
         try:
             yield
         finally:
@@ -226,13 +231,20 @@ def _check_supported(trainer: Any) -> None:
         )
 
 
-def _check_size(dataset: Any, trained: int) -> None:
+def _check_size(dataset: Any, trained: int, whole: int) -> None:
+    """At least one batch to train on; `whole` candidates where a smaller batch is left out."""
     rows = len(dataset) if hasattr(dataset, "__len__") else None
     if rows is not None and rows < trained:
         raise RholossError(
             f"The training set has {rows} rows, fewer than the {trained} of "
             "`per_device_train_batch_size`, so there is nothing to choose. Make that smaller; it is the "
             "number of rows trained on, of per_device_train_batch_size / keep candidates."
+        )
+    if rows is not None and rows < whole:
+        raise RholossError(
+            f"The training set has {rows} rows, fewer than a batch of {whole} candidates "
+            "(per_device_train_batch_size / keep), and dataloader_drop_last=True leaves smaller batches "
+            "out, so there is no step. Make the batch smaller, or let the last one stay."
         )
 
 
@@ -241,7 +253,7 @@ def with_ids(dataset: Any) -> Any:
     if dataset is None or isinstance(dataset, (data.WithIndex, data.WithIrreducible)):
         return dataset
     names = getattr(dataset, "column_names", None)
-    if not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         if names is not None and data.INDEX not in names:
             raise RholossError(
                 f"`train_dataset` is a {type(dataset).__name__} with columns {', '.join(names)}: a stream, "
@@ -255,25 +267,50 @@ def with_ids(dataset: Any) -> Any:
     return dataset if data.INDEX in (names or ()) else data.WithIndex(dataset)
 
 
-class KeepIds:
-    """A collator that leaves the inner one to its own columns, and puts ids beside what it made."""
+def _ids_in_front(dataset: Any) -> str | None:
+    """Behind the ids of `WithIndex` stands a 'tuple' or another 'item'; None where items are mappings."""
+    if not isinstance(dataset, (data.WithIndex, data.WithIrreducible)) or not len(dataset):
+        return None
+    own = dataset.dataset[0]
+    if isinstance(own, Mapping):
+        return None
+    return "tuple" if isinstance(own, tuple) and not hasattr(own, "_fields") else "item"
 
-    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
-        self.collator = collator
+
+class KeepIds:
+    """A collator that leaves the inner one to its own columns, and puts ids beside what it made.
+
+    Args:
+        behind: None where items are mappings with an "index". Where they begin with their id, as those
+            of `WithIndex` do: whether the data set's own items are a 'tuple' or any other 'item'.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], Any], behind: str | None = None) -> None:
+        self.collator, self.behind = collator, behind
 
     def __getattr__(self, name: str) -> Any:
         # `pad_to_multiple_of`, `tokenizer` and the like of the collator inside.
-        if name.startswith("__") or name == "collator":
+        if name.startswith("__") or name in ("collator", "behind"):
             raise AttributeError(name)
         return getattr(self.collator, name)
 
     def __call__(self, items: list[Any]) -> Any:
         """Collate; the ids come back as a tensor, or as a list if they are strings."""
-        if not items or not isinstance(items[0], Mapping) or data.INDEX not in items[0]:
+        if self.behind is not None:
+            carried = [data.attach({}, item[0]) for item in items]
+            inner = [item[1:] if self.behind == "tuple" else item[1] for item in items]
+        elif items and isinstance(items[0], Mapping) and data.INDEX in items[0]:
+            carried = items
+            inner = [{k: v for k, v in item.items() if k not in CARRIED} for item in items]
+        else:
             return self.collator(items)
-        columns = {name: [item[name] for item in items] for name in CARRIED if name in items[0]}
-        inner = [{k: v for k, v in item.items() if k not in CARRIED} for item in items]
+        columns = {name: [item[name] for item in carried] for name in CARRIED if name in carried[0]}
         batch = self.collator(inner)
+        if not isinstance(batch, MutableMapping):
+            raise RholossError(
+                f"The collator returned a {type(batch).__name__}, in which ids have no place; let it "
+                "return a dict of the model's arguments, as the Trainer's own collators do."
+            )
         for name, values in columns.items():
             whole = not isinstance(values[0], str)
             batch[name] = torch.as_tensor(values) if whole else values

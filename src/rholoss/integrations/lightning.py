@@ -76,8 +76,14 @@ class _Select:
         self._restore = restore
 
     def _select(self, trainer: Any, pl_module: Any, batch: Any) -> Any:
+        model = self.model(pl_module)
+        if _is_lightnings(type(model), "forward"):
+            raise RholossError(
+                f"{type(model).__name__} has no `forward`, so it cannot be scored. Name the module that "
+                "returns the logits: RhoCallback(selector, model=lambda module: module.net)."
+            )
         with trainer.precision_plugin.forward_context():
-            chosen = self.selector(self.model(pl_module), batch)
+            chosen = self.selector(model, batch)
         self._selected = True
         # `training_step` gets what it knows: a batch without ids, only smaller.
         found = self.selector.find_index is data.find_index
@@ -132,14 +138,14 @@ def _owner(trainer: Any, pl_module: Any) -> Any:
     module = trainer.datamodule
     if module is None:
         return pl_module
-    inherited = _class_with(type(module), HOOK).__module__.startswith(
-        ("lightning.", "pytorch_lightning.")
-    )
-    return pl_module if inherited and HOOK not in vars(module) else module
+    own = HOOK in vars(module) or not _is_lightnings(type(module), HOOK)
+    return module if own else pl_module
 
 
-def _class_with(cls: type, name: str) -> type:
-    return next(parent for parent in cls.__mro__ if name in vars(parent))
+def _is_lightnings(cls: type, name: str) -> bool:
+    """Whether the method is the framework's own, overridden by nobody."""
+    owner = next(parent for parent in cls.__mro__ if name in vars(parent))
+    return owner.__module__.startswith(("lightning.", "pytorch_lightning."))
 
 
 def _check_supported(trainer: Any) -> None:

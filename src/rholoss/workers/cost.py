@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from rholoss.errors import RholossError
 
 GIGABIT = 1e9 / 8  # bytes a second
+HANDLING = 2.5e-3  # seconds; benchmarks/results/workers.jsonl has 2.5 and 2.9 ms, on slow cores
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ def sentences(work: Work, found: Prediction, link: float, every: int) -> list[st
         f"{found.seconds * 1e3:.2f} ms, without them {work.alone * 1e3:.2f} ms; {_PACE[found.bound]}. "
         f"{hides} to hide scoring behind training; more are of no use."
     ]
+    if found.seconds >= work.alone and found.bound != "weights":
+        said.append(
+            f"Scoring workers do not pay here: to take over a step from one costs the trainer about "
+            f"{work.handling * 1e3:.1f} ms."
+        )
     megabytes, took = found.workers * work.weights / 1e6, found.transfer * 1e3
     sent = f"Weights: {megabytes:.4g} MB every {every} steps, {took:.4g} ms on the way"
     if found.bound == "weights":
