@@ -1,0 +1,39 @@
+"""How good should the irreducible-loss model be? The paper takes the weights of lowest loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from experiments.bench.cell import Cell, Group, Study
+from experiments.studies.arms import CNN_IL, CNN_NOISY_IL, early, rho
+
+EPOCHS = (2, 4, 12)
+
+
+def arms(base: Cell, fitted: str, source: str) -> dict[str, Cell]:
+    stopped = {f"RHO-LOSS, IL after {n} epochs": rho(base, early(n, source=source)) for n in EPOCHS}
+    return {"uniform": base, **stopped, "RHO-LOSS, IL of lowest loss": rho(base, fitted)}
+
+
+SHOW = ("epochs", "curves", "shares")
+CLEAN = Cell("cifar10")
+STUDY = Study(
+    "il_strength",
+    "Irreducible-loss models that are stopped early",
+    (
+        Group("Clean", arms(CLEAN, CNN_IL, "clean holdout"), (80, 87.5), show=SHOW),
+        Group(
+            "10 % wrong labels in the holdout too",
+            arms(replace(CLEAN, labels="noise 10 %"), CNN_NOISY_IL, "noisy holdout"),
+            (75, 85),
+            show=SHOW,
+        ),
+    ),
+    seeds=1,
+    tier=2,
+    note=(
+        "A small CNN for the irreducible losses, fitted for some epochs only; the target is a ResNet-18. "
+        "With a small CNN as the target, too, a model of four epochs was far better than one fitted to the "
+        "end ([fig9_weak_target](../fig9_weak_target/README.md)), and it is cheaper. Not in the paper."
+    ),
+)
