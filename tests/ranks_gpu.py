@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_task import STEPS, batch_of, check, network, parameters, problem, rows_of, run, train
+from ranks_run import check, run
+from ranks_task import STEPS, batch_of, network, parameters, problem, rows_of, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_task import CHECKS, PATIENCE, check, run
+from ranks_run import CHECKS, PATIENCE, check, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset

@@ -9,6 +9,7 @@ import ranks_task as task
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks_run import launch
 from torch.nn import functional as F
 
 import rholoss as rho
@@ -20,7 +21,7 @@ from rholoss.errors import RholossError
 def found(request, tmp_path_factory):
     """What each check returned, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    return {**task.launch("ranks_task.py", request.param, folder), "folder": folder}
+    return {**launch("ranks_task.py", request.param, folder), "folder": folder}
 
 
 def alone(ranks, method="rho", **options):

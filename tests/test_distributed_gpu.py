@@ -4,6 +4,7 @@ import pytest
 import ranks_task as task
 import torch
 import torch.distributed as dist
+from ranks_run import launch
 
 import rholoss as rho
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return task.launch("ranks_gpu.py", 2, tmp_path_factory.mktemp("ranks"))
+    return launch("ranks_gpu.py", 2, tmp_path_factory.mktemp("ranks"))
 
 
 def test_the_global_choice_on_a_gpu_is_that_of_one_process(found):

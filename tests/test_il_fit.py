@@ -62,27 +62,6 @@ def test_holdout_fit_scores_each_training_point_in_eval_mode():
     il.compare(train)
 
 
-@pytest.mark.parametrize("folds", [None, 2])
-def test_scoring_may_take_more_rows_at_a_time_than_training(folds, tmp_path):
-    train, sizes = blobs(100, 0), set()
-
-    def watched():
-        model = small()
-        model.register_forward_hook(lambda m, args, out: sizes.add((m.training, len(out))))
-        return model
-
-    given = {"score": WithIndex(train)} if folds is None else {"folds": folds}
-    fits = [
-        quick(watched, blobs(64, 1) if folds is None else train, optimizer=fast, **given, **sized)
-        for sized in ({}, {"score_batch_size": 100, "out": tmp_path / "il"})
-    ]
-    assert torch.allclose(*(il.lookup(range(100)) for il in fits), atol=1e-6)
-    assert {size for training, size in sizes if training} <= {32, 18}
-    assert (False, 50 if folds else 100) in sizes
-    with pytest.raises(RholossError, match=r"`score_batch_size` .* 0"):
-        quick(small, train, folds=2, score_batch_size=0)
-
-
 class Scripted(nn.Module):
     """Counts its training steps in a parameter; in eval mode it puts out what the script says."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import ranks_il as task
-import ranks_task
 import torch
 import torch.distributed as dist
+from ranks_run import launch
 
 import rholoss as rho
 from rholoss.errors import RholossError
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 def found(tmp_path_factory):
     """What each check returned, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    return {**ranks_task.launch("ranks_il.py", 3, folder), "folder": folder}
+    return {**launch("ranks_il.py", 3, folder), "folder": folder}
 
 
 @pytest.fixture
