@@ -155,18 +155,3 @@ def test_weights_of_a_plan_reach_the_loss():
 
     trainer, _ = train(Nothing(1.0), steps=5)
     assert torch.cat(trainer.losses).tolist() == [0.0] * 5
-
-
-def test_what_was_left_out_comes_back_now_and_then_and_stays_if_it_was_learnt():
-    plan = Remembered(CHANCE, again=0.25)
-    rows = plan(situation(0.5, some_losses())).rows
-    assert 0.2 < share_of(rows, 3) < 0.3
-    assert all(share_of(rows, quarter) == 1 for quarter in (0, 1, 2))
-    other = plan(situation(0.5, some_losses(), seed=1)).rows
-    assert set(rows.tolist()) != set(other.tolist())
-    learnt = some_losses()
-    learnt[rows[rows % 4 == 3], 0] = 1.0  # one of the last four losses, when they came back
-    later = plan(situation(0.6, learnt, seed=2)).rows
-    assert torch.isin(rows[rows % 4 == 3], later).all()
-    with pytest.raises(RholossError, match="`again` must be in"):
-        Remembered(CHANCE, again=1.5)

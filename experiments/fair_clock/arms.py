@@ -73,7 +73,6 @@ ARMS = {
         Arm("annealed 20 %, filter", "rho", k=4, switch=0.2, plan=_always),
         # No IL model at all: learnable and learnt are read from the losses of training itself.
         Arm("remembered", plan=_filter),
-        Arm("remembered, again", plan=lambda chance: Remembered(chance, again=0.25)),
         Arm("remembered, always", plan=_always),
         Arm(
             "remembered, skip",

@@ -14,9 +14,9 @@ R18_IL, CNN_IL, CROSS_FIT = (
 R18_NOISY_IL, CNN_NOISY_IL = "resnet18, noisy holdout", "small_cnn, noisy holdout"
 
 
-def early(epochs: int, model: str = "small_cnn", source: str = "clean holdout") -> str:
-    """Irreducible losses of a model that was not fitted to the end."""
-    return f"{model} of {epochs} epochs, {source}"
+def early(epochs: int, source: str = "clean holdout") -> str:
+    """Irreducible losses of a small CNN that was not fitted to the end."""
+    return f"small_cnn of {epochs} epochs, {source}"
 
 
 def rho(base: Cell, il: str, **changes: object) -> Cell:

@@ -57,8 +57,6 @@ def reshard(model: nn.Module) -> None:
 
 def agreed_passes(model: nn.Module, passes: int, device: torch.device) -> int:
     """As many as the rank that needs most, if FSDP2 makes ranks gather weights together in each pass."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return passes
     if not _sharded(model):
         return passes
     most = torch.tensor(passes, device=device)

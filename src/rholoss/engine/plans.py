@@ -62,9 +62,7 @@ class Remembered:
     *Learnable?* From the share `filter_from` of the steps on, a row is left out if none of its last losses
     was below `chance`: the model, which has not yet learnt it by heart, never gave its label more
     probability than drawing one by lot would. Some rows of clean data are like that, too, and those are
-    worth learning; so nothing is left out unless it is more than the share `least`, and what is left out
-    comes back for a pass with probability `again`: only then can it be seen that it has become learnable,
-    for the losses of a row that is never trained on stay as they were. *Not yet learnt?* Up to
+    worth learning; so nothing is left out unless it is more than the share `least`. *Not yet learnt?* Up to
     the share `skip_until` of the steps, a row whose last loss is below the mean is left out of a pass with
     probability `skip`.
 
@@ -75,12 +73,11 @@ class Remembered:
     chance: float
     filter_from: float = 0.3
     least: float = 0.03
-    again: float = 0.0
     skip: float = 0.0
     skip_until: float = 0.85
 
     def __post_init__(self) -> None:
-        for name in ("filter_from", "least", "again", "skip", "skip_until"):
+        for name in ("filter_from", "least", "skip", "skip_until"):
             _check_share(name, getattr(self, name))
 
     def __call__(self, situation: Situation) -> Epoch:
@@ -91,8 +88,6 @@ class Remembered:
         hopeless = s.lowest > self.chance
         if s.progress >= self.filter_from and hopeless.float().mean() > self.least:
             stays &= ~hopeless
-            if self.again:
-                stays |= s.random() < self.again
         if self.skip and s.progress < self.skip_until and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
