@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ hypothesis.settings.load_profile("rholoss")
 
 
 def pytest_configure(config):
+    # A shell starts what runs in the background with Ctrl-C ignored, and processes pass that on.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Python 3.12 says so of every loader with workers; torch forks them all the same.
     config.addinivalue_line(
         "filterwarnings", "ignore:.*multi-threaded, use of fork:DeprecationWarning"

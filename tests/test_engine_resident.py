@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rholoss.engine import CropFlip, Resident
+from rholoss.engine import CropFlip, Resident, Streamed
 from rholoss.engine.resident import memory_needed
 from rholoss.errors import RholossError
 
@@ -25,6 +25,15 @@ def test_rows_come_normalised_and_in_order():
     assert torch.allclose(x, normalised(IMAGES[rows]), atol=1e-5)
     assert y.tolist() == [3, 0, 3]
     assert len(data) == 10
+
+
+def test_pixels_of_floats_are_in_0_to_1():
+    whole, floats = (
+        Resident(images, LABELS, mean=MEAN, std=STD, device="cpu")
+        for images in (IMAGES, IMAGES.float() / 255)
+    )
+    rows = torch.arange(10)
+    assert torch.allclose(whole.batch(rows)[0], floats.batch(rows)[0], atol=1e-5)
 
 
 def test_without_a_draw_the_images_are_whole():
@@ -66,6 +75,7 @@ def test_what_is_no_image_is_left_as_it_is():
 def test_memory_is_known_before_it_is_taken():
     assert memory_needed(IMAGES, LABELS, None) == 10 * (3 * 8 * 6 + 8 + 8)
     assert memory_needed(IMAGES, LABELS, CropFlip(pad=2)) == 10 * (3 * 12 * 10 + 8 + 8)
+    assert memory_needed(IMAGES, torch.zeros(10, 7), None) == 10 * (3 * 8 * 6 + 7 * 4 + 8)
 
 
 def test_what_does_not_fit_together_is_told():
@@ -75,3 +85,24 @@ def test_what_does_not_fit_together_is_told():
         Resident(IMAGES, LABELS[:9], device="cpu")
     with pytest.raises(RholossError, match=r"`augment` is for images \[N, C, H, W\]"):
         Resident(torch.zeros(10, 4), LABELS, augment=CropFlip(), device="cpu")
+    for given in ({"mean": MEAN}, {"std": STD}, {"mean": MEAN[:2], "std": STD}):
+        with pytest.raises(RholossError, match="one value, or one for each of 3 channels, but are"):
+            Resident(IMAGES, LABELS, device="cpu", **given)
+    with pytest.raises(RholossError, match="for each of 1 channels"):  # and not three of one
+        Resident(IMAGES[:, :1], LABELS, mean=MEAN, std=STD, device="cpu")
+    with pytest.raises(RholossError, match="`targets` has 9 rows, but the data has 10"):
+        Resident(IMAGES, LABELS, device="cpu").with_targets(LABELS[:9])
+
+
+@pytest.mark.parametrize(
+    ("ids", "some"),
+    [
+        ([f"image {i}" for i in range(10)], "'image 0', 'image 1', 'image 2'"),
+        (torch.arange(10) - 1, "-1, 8"),
+        (torch.arange(10) * 10**9, "0, 9000000000"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Resident, Streamed])
+def test_ids_that_no_table_can_be_kept_by_are_refused(kind, ids, some):
+    with pytest.raises(RholossError, match=f"`ids` hold {some}, but the engine keeps tables by id"):
+        kind(IMAGES, LABELS, ids=ids, device="cpu")

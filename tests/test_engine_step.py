@@ -54,7 +54,7 @@ def test_one_score_is_enough_for_who_draws_it_again(name, short):
     x, y = torch.ones(8, 3), torch.tensor([0, 1] * 4)
     x[1:] = INF
     trainer = Trainer(
-        nn.Linear(3, 2), Resident(x, y, device="cpu"), total_steps=1, method=name, candidates=8,
+        nn.Linear(3, 2), Resident(x, y, device="cpu"), total_steps=2, method=name, candidates=8,
         keep=0.25,
     )  # fmt: skip
     trainer.train(1)
@@ -77,7 +77,7 @@ def test_a_step_notes_what_it_chose_by(overlap):
     model, il = nn.Linear(3, 2), torch.linspace(0, 1, 8)
     score = nn.functional.cross_entropy(model(x), y, reduction="none").detach() - il
     trainer = Trainer(
-        model, Resident(x, y, device="cpu"), total_steps=1, irreducible=il, candidates=8, keep=0.25,
+        model, Resident(x, y, device="cpu"), total_steps=2, irreducible=il, candidates=8, keep=0.25,
         overlap=overlap,
     )  # fmt: skip
     trainer.train(1)

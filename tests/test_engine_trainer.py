@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import rholoss as rho
 from rholoss import core
@@ -211,6 +212,24 @@ def test_bad_arguments(toy):
         trainer((x, y, None))
     with pytest.raises(RholossError, match="`loss` must be a task's name"):
         trainer(toy, loss=lambda model, batch: batch)
+    with pytest.raises(RholossError, match="`total_steps` must be at least 1, but is 0"):
+        trainer(toy, total_steps=0)
+    with pytest.raises(RholossError, match="`steps`=-1 would go beyond"):
+        trainer(toy).train(-1)
+    with pytest.raises(RholossError, match=r"`data` is a TensorDataset; make a `Resident"):
+        Trainer(make_model(), TensorDataset(x, y), total_steps=1)
+
+
+def test_what_happened_is_read_after_the_last_step(toy, tmp_path):
+    fast = trainer(toy, log=tmp_path / "log.jsonl")
+    fast.train(STEPS - 1)
+    assert not fast.losses
+    fast.train(1)  # without a flush
+    assert len(torch.cat(fast.losses)) == STEPS
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == STEPS
+    x, y, il = toy
+    with pytest.raises(TooFewFiniteScoresError, match="12 step.s. had a loss that is not finite"):
+        trainer((x * float("inf"), y, il)).train(STEPS)
 
 
 def test_the_log_has_scores_only_of_steps_that_scored(toy, tmp_path):

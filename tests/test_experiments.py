@@ -77,3 +77,8 @@ def test_missing_and_broken_files_are_told(tree, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="not a multiple of 3073: it was cut off"):
         cifar10(tree)
+    path.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"CIFAR-10 was expected at .*test_batch\.bin\. .*c32a1d4ab5d03f12"
+    ):
+        cifar10(tree)

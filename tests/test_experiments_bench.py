@@ -64,6 +64,8 @@ def test_some_cells_only():
     cell = Cell(labels="noise 10 %", n_b=64)
     assert only(cell, ["labels=noise 10 %", "n_b=64"])
     assert not only(cell, ["n_b=32"])
+    assert only(cell, ["n_b=32", "n_b=64", "method=uniform"])  # one of several values will do
+    assert not only(cell, ["n_b=32", "n_b=64", "method=rho"])
     with pytest.raises(
         RholossError, match=r"`only` has 'size=3'; write FIELD=VALUE with one of data"
     ):
@@ -370,6 +372,8 @@ def test_the_commands(root, tmp_path, monkeypatch, capsys):
     assert line["seed"] == 1
     with pytest.raises(SystemExit, match="needs --study"):
         command.main(["run"])
+    with pytest.raises(SystemExit, match=r"No run of small has all of \['method=rho'\]; .*'uniform'"):
+        command.main(["run", *places, "--only", "method=rho"])
 
 
 def test_the_list_names_every_command(tmp_path, capsys):

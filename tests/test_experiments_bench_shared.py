@@ -1,15 +1,15 @@
 """What runs of the bench share: irreducible losses that are kept, compilations, a GPU's time."""
 
 import gc
-import math
-import time
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
 
-from experiments.bench import adapters, irreducible
+from experiments.bench import adapters, irreducible, pace
 from experiments.bench import run as bench_run
 from experiments.bench.cell import Cell
 from experiments.bench.pace import Pace
@@ -175,39 +175,97 @@ def test_a_run_that_begins_leaves_the_dropout_of_others_alone(root, monkeypatch)
 # Time.
 
 
-@dataclass
+@dataclass(eq=False)
 class Going:
-    started: float
     step: int
 
 
-def test_a_run_begins_only_if_it_would_be_through():
-    pace = Pace(limit=100.0)
-    now = time.perf_counter()
-    assert pace.allows(10**9, [])  # nothing is known yet
-    assert pace.allows(10**9, [Going(now - 50, 400)])  # which may still compile
-    going = [Going(now - 10, 1000), Going(now - 20, 1000)]  # the slower: 0.02 s a step
-    assert pace.allows(4900, going)
-    assert not pace.allows(5100, going)
-    assert not pace.allows(5100, [])  # and it is remembered
-    assert not pace.over
-    assert Pace(seconds=-1).over
-    assert Pace(limit=-1).over
-    assert Pace(math.inf).allows(10**12, going)
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass when told to."""
+    now = [1000.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def passes(seconds):
+        now[0] += seconds
+
+    return passes
+
+
+def test_a_run_begins_only_if_it_would_be_through(clock):
+    watch, slow, fast = Pace(limit=100.0), Going(0), Going(0)
+    for seconds, steps in ((50, 400), (2, 100), (2, 100)):  # the first ones compile
+        clock(seconds)
+        slow.step += steps
+        fast.step += 2 * steps
+        watch.look([slow, fast])
+    assert watch.allows(10**9)  # nothing is known yet: neither has settled for long
+    clock(10)
+    slow.step += 500  # 600 steps in 12 seconds, since it had settled
+    fast.step += 1000
+    watch.look([slow, fast])
+    assert watch.allows(1800)  # 64 seconds are over
+    assert not watch.allows(1850)
+    assert not watch.over
+    watch.look([Going(0)])
+    assert not watch.allows(1850)  # what was seen is remembered
+    clock(37)
+    assert watch.over
+
+
+def test_nothing_begins_when_time_is_over(clock):
+    watch = Pace(seconds=10)
+    assert not watch.over
+    assert watch.allows(10**12)
+    clock(11)
+    assert watch.over
 
 
 def test_what_would_be_cut_off_is_left_for_the_next_time(root, tmp_path, monkeypatch):
     """A long run that does not fit any more makes room for a short one behind it."""
     first, long, short = cells()
     long = Cell(**{**BASE, "seed": 1, "epochs": 50})
-    asked = []
+    asked, seen = [], []
 
-    def allows(self, steps, running):
+    def allows(self, steps):
         asked.append(steps)
         return steps < 100
 
+    def look(self, running):
+        seen.extend(current.step for current in running)
+
     monkeypatch.setattr(Pace, "allows", allows)
+    monkeypatch.setattr(Pace, "look", look)
     given = [("s", cell) for cell in (first, long, short)]
     assert run(made(root), given, tmp_path, side_by_side=1, limit=1e9, progress=False) == 2
     assert set(done(tmp_path)) == {first.key(), short.key()}
     assert asked[:2] == [15, 250]
+    assert seen == [5, 10, 5, 10]  # after each turn, those that are under way still
+
+
+# Memory.
+
+
+def test_a_run_that_ended_or_failed_is_let_go_while_others_go_on(root, tmp_path, monkeypatch):
+    """It holds memory of the device."""
+    first, fails, last = cells()
+    last, alive, seen = replace(last, epochs=9), weakref.WeakSet(), []
+    advance = Run.advance
+
+    def advances(self, steps=5):
+        alive.add(self)
+        if self.cell == fails and self.step == 5:
+            raise RholossError("The GPU's memory does not hold this.")
+        if self.cell == last:
+            seen.append({current.cell.seed for current in alive})
+        return advance(self, steps)
+
+    monkeypatch.setattr(Run, "advance", advances)
+    gc.disable()  # it would come by in its own time
+    try:
+        with pytest.raises(RholossError, match=r"1 run\(s\) failed"):
+            run(made(root), [("s", cell) for cell in (first, fails, last)], tmp_path, progress=False)
+    finally:
+        gc.enable()
+    assert seen[0] == {0, 1, 2}
+    assert seen[-1] == {2}

@@ -21,6 +21,9 @@ def test_cifar100_takes_the_fine_label(tmp_path):
     assert train.images.shape == (4, 3, 32, 32)
     assert train.images[2, 1, 0, 5] == 200
     assert len(test.labels) == 2
+    (folder / "test.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-100 was expected at .*test\.bin\. Get it"):
+        cifar100(tmp_path)
 
 
 def test_cifar100n_is_read_by_its_full_name(tmp_path):

@@ -81,6 +81,28 @@ def test_texts_are_read_halved_and_padded(bundle):
     assert len(first) == 25
 
 
+def test_rows_are_as_wide_as_the_longest_and_that_changes_no_loss(bench):
+    half = bench.texts(tasks.TASKS["cola"])[0]
+    model = bench.make(tasks.TASKS["cola"]).eval()
+    rows = torch.arange(20)
+    narrow, wide = half.rows(rows), half.rows(rows, 48)
+    assert narrow["input_ids"].shape == (20, int(half.length[:20].max()))
+    assert narrow["input_ids"].shape[1] < wide["input_ids"].shape[1] == 48
+    with torch.no_grad():
+        losses = [train.losses(model, batch, bench.device) for batch in (narrow, wide)]
+    assert torch.allclose(*losses, atol=1e-6)
+    widths = []
+    for method in ("loss", "uniform"):
+        run = train.Run(cells.Cell("cola", method, 0), bench, 1)
+        run.model.register_forward_pre_hook(
+            lambda _m, _a, inputs: widths.append(inputs["input_ids"].shape), with_kwargs=True
+        )
+        run.step()
+    candidates = next(train.candidates(650, 0))
+    all_of_them, some = (int(half.length[rows].max()) for rows in (candidates, candidates[:32]))
+    assert widths == [(320, all_of_them), (32, all_of_them), (32, some)]
+
+
 def test_a_fifth_of_bankings_labels_is_wrong_and_the_test_set_is_clean(bundle):
     parts = tasks.load(tasks.TASKS["banking77"], bundle / "model", bundle)
     assert sum(int(part.wrong.sum()) for part in parts[:2]) == round(0.2 * 308)

@@ -86,15 +86,15 @@ class Study:
 
 
 def only(cell: Cell, conditions: Sequence[str]) -> bool:
-    """Whether a cell has these values, each given as 'field=value'."""
+    """Whether a cell has these values, each given as 'field=value'; of several for a field, one."""
+    asked: dict[str, list[str]] = {}
     for condition in conditions:
         name, _, value = condition.partition("=")
         if name not in {f.name for f in fields(Cell)}:
             known = ", ".join(f.name for f in fields(Cell))
             raise RholossError(f"`only` has {condition!r}; write FIELD=VALUE with one of {known}.")
-        if str(getattr(cell, name)) != value:
-            return False
-    return True
+        asked.setdefault(name, []).append(value)
+    return all(str(getattr(cell, name)) in values for name, values in asked.items())
 
 
 def shortened(cell: Cell, epochs: int | None) -> Cell:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 SETTLED = 500  # steps after which a run's pace counts: the first ones compile
 
@@ -13,7 +14,6 @@ SETTLED = 500  # steps after which a run's pace counts: the first ones compile
 class Moving(Protocol):
     """A run, as far as its pace goes."""
 
-    started: float
     step: int
 
 
@@ -28,6 +28,7 @@ class Pace:
 
     def __init__(self, seconds: float = math.inf, limit: float = math.inf) -> None:
         self.seconds, self.limit, self.started = seconds, limit, time.perf_counter()
+        self._settled: WeakKeyDictionary[Moving, tuple[float, int]] = WeakKeyDictionary()
         self._a_step = 0.0  # seconds, as seen last; 0 as long as nothing is known
 
     @property
@@ -35,10 +36,17 @@ class Pace:
         """Whether no run begins any more, however short."""
         return time.perf_counter() - self.started > min(self.seconds, self.limit)
 
-    def allows(self, steps: int, running: Iterable[Moving]) -> bool:
+    def look(self, running: Iterable[Moving]) -> None:
+        """See how fast the runs are that are under way, since they were first seen to have settled."""
+        now, paces = time.perf_counter(), []
+        for run in running:
+            if run.step >= SETTLED:
+                since, step = self._settled.setdefault(run, (now, run.step))
+                if run.step >= step + SETTLED:
+                    paces.append((now - since) / (run.step - step))
+        if paces:
+            self._a_step = max(paces)
+
+    def allows(self, steps: int) -> bool:
         """Whether a run of so many steps would be through in time beside those that are under way."""
-        now = time.perf_counter()
-        settled = [run for run in running if run.step >= SETTLED]
-        if settled:
-            self._a_step = max((now - run.started) / run.step for run in settled)
-        return now - self.started + steps * self._a_step <= self.limit
+        return time.perf_counter() - self.started + steps * self._a_step <= self.limit

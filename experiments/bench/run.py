@@ -8,6 +8,7 @@ import functools
 import gc
 import math
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,43 +295,58 @@ def run(
                 if pace.over or len(running) == side_by_side:
                     break
                 with failed.kept(study, cell):
-                    if not pace.allows(bench.steps(cell), [current for _, current in running]):
+                    if not pace.allows(bench.steps(cell)):
                         continue  # a shorter one may do
                     running.append((study, bench.start(cell)))
                 waiting.remove((study, cell))
             if not running:
                 break
-            for entry in list(running):
-                study, current = entry
-                with failed.kept(study, current.cell):
-                    current.advance()
-                if failed.has(study, current.cell):
-                    running.remove(entry)
-                elif current.finished:
-                    running.remove(entry)
-                    record = line(current, study, side_by_side)
-                    records.append(out / study / "runs.jsonl", record)
-                    finished += 1
-                    bar.advance(note=_told(record))
-                    print(_told(record), flush=True)
-                    del current, entry
-                    gc.collect()  # a trainer holds itself and, by it, memory of the device
+            before = len(running)
+            for record in _turn(running, failed, side_by_side):
+                records.append(out / record["study"] / "runs.jsonl", record)
+                finished += 1
+                bar.advance(note=_told(record))
+                print(_told(record), flush=True)
+            if len(running) < before:
+                gc.collect()  # a trainer holds itself and, by it, memory of the device
+            pace.look(current for _, current in running)
     failed.tell()
     return finished
 
 
+def _turn(
+    running: list[tuple[str, Run | Loop]], failed: _Failures, side_by_side: int
+) -> Iterator[dict[str, Any]]:
+    """Each run has its turn; those that fail or end are let go, these with a line."""
+    for entry in list(running):
+        study, current = entry
+        with failed.kept(study, current.cell):
+            current.advance()
+        if failed.has(study, current.cell):
+            running.remove(entry)
+        elif current.finished:
+            running.remove(entry)
+            yield line(current, study, side_by_side)
+
+
 class _Failures:
-    """Errors of single runs, kept until the others are through."""
+    """What went wrong in single runs, kept until the others are through.
+
+    In words: an exception would hold the run, and memory of the device, until then.
+    """
 
     def __init__(self) -> None:
-        self.errors: dict[tuple[str, Cell], Exception] = {}
+        self.errors: dict[tuple[str, Cell], str] = {}
 
     @contextlib.contextmanager
     def kept(self, study: str, cell: Cell) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.errors[study, cell] = error
+            told = str(error) or type(error).__name__
+            if told not in self.errors.values():
+                traceback.print_exc()
+            self.errors[study, cell] = told
 
     def has(self, study: str, cell: Cell) -> bool:
         return (study, cell) in self.errors
@@ -340,12 +356,12 @@ class _Failures:
         if not self.errors:
             return
         texts: dict[str, str] = {}  # message -> the first run that has it
-        for (study, cell), error in self.errors.items():
-            texts.setdefault(str(error), f"{study}, {cell.key()}")
+        for (study, cell), told in self.errors.items():
+            texts.setdefault(told, f"{study}, {cell.key()}")
         raise RholossError(
             f"{len(self.errors)} run(s) failed and have no line; the same command runs them again.\n"
             + "\n".join(f"{where}: {text}" for text, where in texts.items())
-        ) from next(iter(self.errors.values()))
+        )
 
 
 def _told(line: dict[str, Any]) -> str:

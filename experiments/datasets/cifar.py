@@ -57,16 +57,18 @@ def cifar10(root: str | os.PathLike[str] | None = None) -> tuple[Images, Images]
     """Train (50,000) and test (10,000)."""
     origin = f"{HOME}: {ARCHIVES['CIFAR-10']}"
     folder = need(data_dir(root) / "cifar-10-batches-bin", "CIFAR-10", origin)
-    parts = [_records(folder / f"data_batch_{number}.bin") for number in range(1, 6)]
+    names = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+    *parts, test = (_records(need(folder / f"{name}.bin", "CIFAR-10", origin)) for name in names)
     train = Images(*(np.concatenate([part[field] for part in parts]) for field in range(2)))
-    return train, _records(folder / "test_batch.bin")
+    return train, test
 
 
 def cifar100(root: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
     """Train (50,000) and test (10,000), with the 100 fine labels."""
     origin = f"{HOME}: {ARCHIVES['CIFAR-100']}"
     folder = need(data_dir(root) / "cifar-100-binary", "CIFAR-100", origin)
-    return _records(folder / "train.bin", 2), _records(folder / "test.bin", 2)
+    train, test = (need(folder / f"{name}.bin", "CIFAR-100", origin) for name in ("train", "test"))
+    return _records(train, 2), _records(test, 2)
 
 
 def cifar10n(kind: str, root: str | os.PathLike[str] | None = None) -> np.ndarray:

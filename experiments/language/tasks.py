@@ -74,9 +74,15 @@ class Texts:
         """The same rows on a device."""
         return Texts(*(t.to(device) for t in (self.tokens, self.length, self.labels, self.wrong)))
 
-    def rows(self, index: Any) -> dict[str, Tensor]:
-        """What a model takes, with the labels."""
-        tokens, length = self.tokens[index], self.length[index]
+    def rows(self, index: Any, width: int | None = None) -> dict[str, Tensor]:
+        """What a model takes, with the labels: `width` tokens a row, or as many as the longest row has.
+
+        Most texts are far shorter than the longest of all. Who knows the width beforehand spares a GPU
+        the wait for it.
+        """
+        length = self.length[index]
+        width = int(length.max()) if width is None else width
+        tokens = self.tokens[index][..., :width]
         mask = torch.arange(tokens.shape[-1], device=tokens.device) < length[..., None]
         return {"input_ids": tokens, "attention_mask": mask.long(), "labels": self.labels[index]}
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, FIXED_ROWS, KEEP, Cell
+from experiments.language.cells import CANDIDATES, FIXED_ROWS, KEEP, UNSCORED, Cell
 from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
 
 WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
@@ -176,7 +176,7 @@ def matthews(guess: Tensor, label: Tensor) -> float:
 
 
 def selector_of(cell: Cell, bench: Bench, steps: int) -> rho.Selector:
-    """The selector of the cell; what trains on rows that are fixed takes all that it is given."""
+    """The selector of the cell; what scores nothing takes all that it is given."""
     name = {**dict.fromkeys(FIXED_ROWS, "uniform"), "annealed": "rho"}.get(cell.method, cell.method)
     reads = cell.method in ("rho", "negative_il", "annealed")
     il = bench.fitted(TASKS[cell.task], cell.irreducible).loss if reads else None
@@ -184,7 +184,7 @@ def selector_of(cell: Cell, bench: Bench, steps: int) -> rho.Selector:
     return rho.Selector(
         name,
         irreducible=il,
-        keep=1.0 if cell.method in FIXED_ROWS else KEEP,
+        keep=1.0 if cell.method in UNSCORED else KEEP,
         precision="bf16" if bench.device.type == "cuda" else None,
         schedule=anneal if cell.method == "annealed" else None,
         seed=cell.seed,
@@ -222,6 +222,7 @@ class Run:
     def __init__(self, cell: Cell, bench: Bench, steps: int) -> None:
         self.cell, self.bench, self.task = cell, bench, TASKS[cell.task]
         self.train, _, self.test = bench.texts(self.task)
+        self.length = bench.texts(self.task, torch.device("cpu"))[0].length
         torch.manual_seed(cell.seed)
         self.model = bench.make(self.task).train()
         self.select = selector_of(cell, bench, steps)
@@ -239,12 +240,14 @@ class Run:
     def step(self) -> None:
         """One gradient step on what is selected."""
         index = next(self.order)
-        if self.rows is not None:  # as many rows as the others train on
-            generator = torch.Generator().manual_seed(self.cell.seed * 10**6 + self.select.step)
+        if (
+            self.cell.method in UNSCORED
+        ):  # as many rows as the others train on, and no wider than these
             k = max(1, round(KEEP * len(index)))
-            index = self.rows[torch.randperm(len(self.rows), generator=generator)[:k]]
+            index = index[:k] if self.rows is None else self._draw(k)
+        width = int(self.length[index].max())
         index = index.to(self.bench.device, non_blocking=True)
-        batch = self.select(self.model, {"index": index, **self.train.rows(index)})
+        batch = self.select(self.model, {"index": index, **self.train.rows(index, width)})
         wrong = self.train.wrong[batch["index"]]
         self.picked += torch.stack([wrong.sum(), torch.full_like(wrong.sum(), len(wrong))])
         loss = self.select.reduce(losses(self.model, batch, self.bench.device))
@@ -252,6 +255,12 @@ class Run:
         loss.backward()
         self.optimizer.step()
         self.schedule.step()
+
+    def _draw(self, num: int) -> Tensor:
+        """Rows of those that are fixed, by lot."""
+        assert self.rows is not None
+        generator = torch.Generator().manual_seed(self.cell.seed * 10**6 + self.select.step)
+        return self.rows[torch.randperm(len(self.rows), generator=generator)[:num]]
 
     def wait(self) -> None:
         """Until the device has done all that it was told."""

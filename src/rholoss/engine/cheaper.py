@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from rholoss import core
-from rholoss.engine.optimizers import MakeOptimizer, adamw
+from rholoss.engine.optimizers import MakeOptimizer, adamw, for_graphs
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
 from rholoss.ledger import BACKWARD_FORWARDS
@@ -129,7 +129,7 @@ class LowerResolution(Cheaper):
 class Proxy(Cheaper):
     """Score with a small model that is trained along, on the chosen points, by an optimizer of its own.
 
-    It learns in the steps that score. On a GPU the optimizer must be capturable, as `adamw` is.
+    It learns in the steps that score. On a GPU the optimizer's step must be one that can be captured.
     """
 
     learns = True
@@ -145,7 +145,7 @@ class Proxy(Cheaper):
         _check_runs_model(self, step)
         _check_new(self, self.model is None)
         self.model = self.make_model().to(step.data.device).train()
-        self.optimizer = self.make_optimizer(self.model.parameters())
+        self.optimizer = for_graphs(self.make_optimizer(self.model.parameters()), step.data.device)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
         """Its own training counts too."""

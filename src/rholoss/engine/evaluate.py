@@ -13,7 +13,8 @@ from rholoss.engine.capture import Captured, says_what_to_reduce
 from rholoss.engine.resident import Resident
 from rholoss.engine.streamed import Streamed
 from rholoss.losses import output_of
-from rholoss.modes import PRECISIONS, own_autocast, scoring_mode
+from rholoss.modes import own_autocast, scoring_mode
+from rholoss.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Evaluator:
         capture: bool = True,
     ) -> None:
         self.model, self.data, self.num_classes = model, data, num_classes
-        self.dtype = PRECISIONS[precision] if precision else None
+        self.dtype = Scorer(precision=precision).dtype
         size = min(batch_size, len(data))
         place = torch.arange(-(-len(data) // size) * size, device=data.device)
         self._rows = place.clamp(max=len(data) - 1).view(-1, size)

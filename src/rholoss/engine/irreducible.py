@@ -15,8 +15,8 @@ from rholoss.engine.trainer import Trainer
 from rholoss.errors import RholossError
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
-from rholoss.losses import TASKS
-from rholoss.modes import PRECISIONS, own_autocast, scoring_mode
+from rholoss.modes import own_autocast, scoring_mode
+from rholoss.scoring import Scorer
 
 CHUNK = 25  # steps of one fit before the next has its turn
 
@@ -42,13 +42,13 @@ def losses_of(
     precision: str | None = None,
 ) -> Tensor:
     """The loss of each row, un-augmented, in eval mode; [N] on the device."""
-    dtype = PRECISIONS[precision] if precision else None
+    scorer = Scorer(loss, precision=precision)
     rows = torch.arange(len(data), device=data.device)
     parts = []
     with torch.no_grad(), scoring_mode(model, batch_norm="eval", dropout=False):
         for part in rows.split(batch_size):
-            with own_autocast(data.device, dtype):
-                parts.append(TASKS[loss](model, data.batch(part)))
+            with own_autocast(data.device, scorer.dtype):
+                parts.append(scorer.loss(model, data.batch(part)))
     return torch.cat(parts)
 
 
@@ -80,6 +80,11 @@ def fit_resident(
     if (score is None) == (folds is None):
         raise RholossError(
             f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
+        )
+    if batch_size < 1 or not 1 <= evaluations <= epochs:
+        raise RholossError(
+            f"`batch_size` must be at least 1 and `evaluations` in 1..`epochs`, but are {batch_size} and "
+            f"{evaluations}, with {epochs} epochs."
         )
     started = time.perf_counter()
     make = functools.partial(

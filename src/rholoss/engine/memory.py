@@ -43,10 +43,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a plan decides for one pass: the rows, and the weight of each in the loss (None: 1)."""
+    """What a plan decides for one pass: the rows, and their weights in the loss (None: 1)."""
 
-    rows: Tensor
-    weight: Tensor | None = None
+    rows: Tensor  # numbers of rows, in no order
+    weight: Tensor | None = None  # [N], of all rows
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rholoss.errors import RholossError
+
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -17,3 +19,22 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     on_gpu = bool(parameters) and parameters[0].device.type == "cuda"
     rate: Any = torch.tensor(1e-3, device=parameters[0].device) if on_gpu else 1e-3
     return torch.optim.AdamW(parameters, lr=rate, fused=on_gpu, capturable=on_gpu)
+
+
+def for_graphs(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer, before its first step, in the form that a graph can hold, if it has one."""
+    if device.type == "cuda" and not optimizer.state:
+        for group in optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+    return optimizer
+
+
+def check_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if groups have rates of their own, which would be lost: there is one rate a step."""
+    rates = sorted({float(group.get("lr", 0)) for group in optimizer.param_groups})
+    if len(rates) > 1:
+        raise RholossError(
+            f"`optimizer` has groups with the learning rates {', '.join(f'{r:g}' for r in rates)}, but the "
+            "engine gives all of them that of `learning_rate`; let groups differ in other things alone."
+        )

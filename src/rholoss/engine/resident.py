@@ -12,6 +12,8 @@ import torch
 from torch import Generator, Tensor
 
 from rholoss.errors import RholossError
+from rholoss.il.build import LARGE_TABLE
+from rholoss.il.ids import as_ids, shown
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class Resident:
     """Inputs and targets on one device.
 
     Args:
-        inputs: [N, ...]; images as [N, C, H, W], uint8 if they are to be normalised.
+        inputs: [N, ...]; images as [N, C, H, W]: uint8 in 0..255, or floats in 0..1.
         targets: [N].
-        ids: of the rows; by default 0, 1, 2, ...
+        ids: of the rows, whole numbers; by default 0, 1, 2, ...
         mean, std: of pixels in 0..1, for each channel; None leaves the inputs as they are.
         augment: a `CropFlip`, for images.
         device: by default a GPU if there is one.
@@ -62,12 +64,7 @@ class Resident:
     ) -> None:
         self.device = whole_name(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
-        ids = torch.as_tensor(np.arange(len(inputs)) if ids is None else ids)
-        if not len(inputs) == len(targets) == len(ids) or len(inputs) == 0:
-            raise RholossError(
-                f"`inputs`, `targets` and `ids` must have as many rows, and at least one, but have "
-                f"{len(inputs)}, {len(targets)} and {len(ids)}."
-            )
+        ids = checked_ids(ids, len(inputs), len(targets))
         self.images = inputs.ndim == 4
         if augment is not None and not self.images:
             raise RholossError(
@@ -83,16 +80,23 @@ class Resident:
             inputs = torch.nn.functional.pad(inputs, (pad, pad, pad, pad)).permute(0, 2, 3, 1)
         self.inputs = inputs.contiguous().to(self.device)
         self.targets, self.ids = targets.to(self.device), ids.to(self.device)
-        self.scale, self.shift = self._affine(mean, std)
+        channels = self.inputs.shape[-1]  # last, here
+        self.scale, self.shift = self._affine(mean, std, channels, inputs.dtype.is_floating_point)
         self.whole = torch.arange(max(self.size or (0,)), device=self.device)
 
     def _affine(
-        self, mean: Sequence[float] | None, std: Sequence[float] | None
+        self, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int, floats: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        if mean is None or std is None:
+        if mean is None and std is None:
             return None, None
-        scale = 1 / (255 * torch.tensor(std, device=self.device))
-        return scale, -torch.tensor(mean, device=self.device) * 255 * scale
+        if mean is None or std is None or not {len(mean), len(std)} <= {1, channels}:
+            raise RholossError(
+                f"`mean` and `std` must have one value, or one for each of {channels} channels, but are "
+                f"{mean} and {std}; pass both, or neither for inputs that are as they should be."
+            )
+        one = 1 if floats else 255  # what stands for a pixel of 1
+        scale = 1 / (one * torch.tensor(std, device=self.device))
+        return scale, -torch.tensor(mean, device=self.device) * one * scale
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -107,7 +111,7 @@ class Resident:
     def with_targets(self, targets: Any) -> Resident:
         """The same inputs with other targets; the inputs are shared."""
         other = copy.copy(self)
-        other.targets = torch.as_tensor(targets).to(self.device)
+        other.targets = as_many(self.targets, targets)
         return other
 
     def draw(self, num: int, generator: Generator) -> Tensor | None:
@@ -140,6 +144,33 @@ class Resident:
         return self.inputs[rows[:, None, None], lines[:, :, None], columns[:, None, :]]
 
 
+def checked_ids(ids: Any, num: int, num_targets: int) -> Tensor:
+    """Ids of `num` rows, by default 0, 1, 2, ...; raises unless there can be tables by them."""
+    found = np.arange(num) if ids is None else as_ids(ids)
+    if not num == num_targets == len(found) or num == 0:
+        raise RholossError(
+            f"`inputs`, `targets` and `ids` must have as many rows, and at least one, but have "
+            f"{num}, {num_targets} and {len(found)}."
+        )
+    if isinstance(found, list) or found.min() < 0 or found.max() >= max(100 * num, LARGE_TABLE):
+        some = found[:3] if isinstance(found, list) else [found.min(), found.max()]
+        raise RholossError(
+            f"`ids` hold {shown(some)}, but the engine keeps tables by id for its {num} rows: leave `ids` "
+            "out, or give row numbers from 0. (`Selector` takes any ids.)"
+        )
+    return torch.from_numpy(found)
+
+
+def as_many(before: Tensor, targets: Any) -> Tensor:
+    """Other targets in their place."""
+    targets = torch.as_tensor(targets)
+    if len(targets) != len(before):
+        raise RholossError(
+            f"`targets` has {len(targets)} rows, but the data has {len(before)}; give one for each."
+        )
+    return targets.to(before.device)
+
+
 def whole_name(device: str | torch.device) -> torch.device:
     """'cuda' with its number, so that it equals the device of a tensor that lies there."""
     device = torch.device(device)
@@ -154,7 +185,9 @@ def memory_needed(inputs: Tensor, targets: Tensor, augment: CropFlip | None) -> 
     if augment is not None and inputs.ndim == 4:
         channels, height, width = inputs.shape[1:]
         per_row = channels * (height + 2 * augment.pad) * (width + 2 * augment.pad)
-    return len(inputs) * (per_row * inputs.element_size() + targets.element_size() + 8)
+    per_target = targets[0].numel() if len(targets) else 0
+    of_row = per_row * inputs.element_size() + per_target * targets.element_size() + 8  # and an id
+    return len(inputs) * of_row
 
 
 def _check_memory(needed: int, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from rholoss import core
 from rholoss.core import Method
-from rholoss.engine.memory import Memory, Plan, Situation
+from rholoss.engine.memory import Epoch, Memory, Plan, Situation
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Resident
 from rholoss.engine.streamed import Streamed
@@ -88,8 +88,9 @@ class Rows:
         ids = self.data.ids
         seen, recent = self.memory.seen[ids].cpu(), self.memory.recent[ids].cpu()
         epoch = plan(Situation(progress, seen, recent, self._irreducible, generator))
-        weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight.device)
-        return epoch.rows
+        _check_epoch(epoch, len(ids))
+        weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight)
+        return epoch.rows.cpu()
 
     def state_dict(self) -> dict[str, Any]:
         """How many passes were dealt, and what is remembered."""
@@ -101,3 +102,23 @@ class Rows:
         self.passes, self.num = state["passes"], state["num"]
         if self.memory is not None:
             self.memory.load_state_dict(state["memory"])
+
+
+def _check_epoch(epoch: Epoch, num: int) -> None:
+    """Raise where a plan's decision is none: a mask, for one, would be taken for rows 0 and 1."""
+    rows = getattr(epoch, "rows", None)
+    if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.ndim != 1:
+        raise RholossError(
+            f"A plan must return `Epoch(rows)`, row numbers as a tensor of int64, but returned {epoch}; "
+            "of a mask take `mask.nonzero().flatten()`."
+        )
+    if len(rows) > num or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num):
+        raise RholossError(
+            f"A plan returned {len(rows)} rows from {int(rows.min())} to {int(rows.max())}; there are {num}, "
+            f"0..{num - 1}, and a pass has at most as many."
+        )
+    if epoch.weight is not None and epoch.weight.shape != (num,):
+        raise RholossError(
+            f"`weight` of a plan's `Epoch` has shape {tuple(epoch.weight.shape)}, but needs one for each of "
+            f"all {num} rows, in their order, those that are left out included."
+        )

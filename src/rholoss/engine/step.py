@@ -58,6 +58,11 @@ class Counters:
             *(torch.zeros((), dtype=torch.long, device=device) for _ in range(3)),
         )
 
+    def clear(self) -> None:
+        """As if nothing had happened yet."""
+        for count in (self.row, self.not_finite, self.short, self.broken):
+            count.zero_()  # in place: a graph may hold it
+
     def record(
         self, index: Tensor, score: Tensor | None, loss: Tensor, mean: Tensor | None = None
     ) -> None:

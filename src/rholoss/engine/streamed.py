@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from rholoss.engine.resident import CropFlip, Resident
+from rholoss.engine.resident import CropFlip, Resident, as_many, checked_ids
 from rholoss.errors import RholossError
 
 
@@ -44,16 +44,11 @@ class Streamed:
             )
         self.inputs = inputs if isinstance(inputs, Tensor) else np.asanyarray(inputs)
         targets = torch.as_tensor(targets)
-        ids = torch.arange(len(inputs)) if ids is None else torch.as_tensor(ids)
-        if not len(inputs) == len(targets) == len(ids) or len(inputs) == 0:
-            raise RholossError(
-                f"`inputs`, `targets` and `ids` must have as many rows, and at least one, but have "
-                f"{len(inputs)}, {len(targets)} and {len(ids)}."
-            )
+        ids = checked_ids(ids, len(self.inputs), len(targets))
         self._options: dict[str, Any] = {
             "mean": mean, "std": std, "augment": augment, "device": device, "dtype": dtype
         }  # fmt: skip
-        self._where = torch.arange(len(inputs))  # the place among the inputs of each row
+        self._where = torch.arange(len(self.inputs))  # the place among the inputs of each row
         sample = self.inputs[:1]
         self._kind = torch.as_tensor(
             sample.copy() if isinstance(sample, np.ndarray) else sample
@@ -103,7 +98,7 @@ class Streamed:
     def with_targets(self, targets: Any) -> Streamed:
         """The same inputs with other targets."""
         other = copy.copy(self)
-        other.targets = torch.as_tensor(targets).to(self.device)
+        other.targets = as_many(self.targets, targets)
         return other
 
     def window(self, size: int) -> Window:

@@ -13,12 +13,13 @@ from torch import Generator, Tensor, nn
 
 from rholoss import core, methods
 from rholoss.core import Method
+from rholoss.engine import state
 from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolutions
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.clock import ScoringCost
 from rholoss.engine.interrupt import whole_steps
 from rholoss.engine.memory import Memory, Plan
-from rholoss.engine.optimizers import MakeOptimizer, adamw
+from rholoss.engine.optimizers import MakeOptimizer, adamw, check_rates, for_graphs
 from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
@@ -36,7 +37,6 @@ from rholoss.scoring import Scorer
 from rholoss.sources import as_source
 from rholoss.steplog import StepLog
 
-STATE_VERSION = 2
 Rate = float | Callable[[int], float]
 WINDOW = 100  # steps between two looks at what happened on the device
 
@@ -53,7 +53,8 @@ class Trainer:
         data: a `Resident` data set, or a `Streamed` one where it does not fit the device.
         total_steps: how many steps there will be; `learning_rate` may be a function of the step.
         candidates, keep: n_B, and the share of it that is selected.
-        optimizer: a function from parameters to an optimizer; on a GPU it must be capturable.
+        optimizer: a function from parameters to an optimizer, whose rate is then `learning_rate`; on a
+            GPU one whose step can be captured, or steps run eagerly (SGD: with fused=True).
         overlap: score the next candidates while this batch trains, with a copy of the weights that is
             one step old and in the given precision.
         catch_up: stop scoring for good, before the schedule does, as soon as the candidates' mean loss over
@@ -94,6 +95,7 @@ class Trainer:
         log: str | os.PathLike[str] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
+        check_run(data, total_steps)
         self.method, self.data, device = methods.by_name(method), data, data.device
         check_scoring(scoring, overlap, others=[schedule, plan])
         recorded: Tensor | None = None
@@ -121,7 +123,8 @@ class Trainer:
                 "`catch_up` compares losses with irreducible losses, but the method is "
                 f"{self.method.name!r}; pass catch_up=False."
             )
-        self.optimizer = optimizer(self.model.parameters())
+        self.optimizer = for_graphs(optimizer(self.model.parameters()), device)
+        check_rates(self.optimizer)
         exact = torch.float32 if device.type == "cuda" else torch.float64
         lr_T = _rates(learning_rate, total_steps).to(device, exact)
         lr = torch.zeros((), device=device)
@@ -130,7 +133,7 @@ class Trainer:
         scorer = Scorer(loss, batch_norm=batch_norm, draws=draws, precision=precision)
         if not isinstance(scorer.loss, Task):
             raise RholossError(f"`loss` must be a task's name for the engine, but is {loss!r}.")
-        self._device_generator = Generator(device).manual_seed(seed)
+        self.device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
         self.body = DeviceStep(
             self.model,
@@ -153,7 +156,7 @@ class Trainer:
         )
         low = scorer.dtype or torch.float32
         self.overlapped = OverlappedStep(self.body, low) if overlap else None
-        generators = [self._device_generator] if device.type == "cuda" else []
+        generators = [self.device_generator] if device.type == "cuda" else []
         select = self.overlapped or self.body.select
         chosen = Captured(select, device, generators)
         uniform = Captured(self.body.uniform, device, generators, chosen.stream)
@@ -171,7 +174,7 @@ class Trainer:
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""
         if self.data.device.type == "cuda":
-            return self._device_generator
+            return self.device_generator
         return core.step_generator(self.seed, self.step)
 
     def _live(self, overlap: bool) -> LiveIrreducible | None:
@@ -182,6 +185,7 @@ class Trainer:
                 "`overlap`=True cannot be had with a `LiveIrreducible`: its model would learn from a choice "
                 "that is not trained on yet. Pass overlap=False."
             )
+        for_graphs(self.source.optimizer, self.data.device)
         return self.source
 
     def _order(self, scores: bool) -> Order:
@@ -200,8 +204,8 @@ class Trainer:
         order.left -= 1
 
     def train(self, steps: int) -> None:
-        """Take so many steps."""
-        if self.step + steps > self.total_steps:
+        """Take so many steps. After the last of all, what happened is read (`flush`)."""
+        if not 0 <= steps <= self.total_steps - self.step:
             raise RholossError(
                 f"`steps`={steps} would go beyond `total_steps`={self.total_steps} (now at "
                 f"{self.step}); give the trainer as many as it is to take."
@@ -219,6 +223,8 @@ class Trainer:
             with contextlib.suppress(RholossError):
                 self.flush()  # what was done so far reaches the log
             raise
+        if self.step == self.total_steps:  # nobody may ask any more
+            self.flush()
 
     def time_scoring(self, repeats: int = 20) -> float:
         """Seconds that gathering, scoring and choosing take in a step; changes nothing.
@@ -279,7 +285,7 @@ class Trainer:
             raise TooFewFiniteScoresError(
                 f"Between step {self.step - num} and step {self.step}, {broken} step(s) had a loss that "
                 f"is not finite and {short} had fewer finite scores than are selected ({not_finite} "
-                "scores were not finite). Lower the learning rate, clip gradients or look at the inputs."
+                "scores were not finite so far). Lower the learning rate or look at the inputs."
             )
 
     def stop_scoring(self) -> None:
@@ -300,66 +306,29 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, the model and the optimizer included."""
         self.flush()
-        return {
-            "version": STATE_VERSION,
-            "step": self.step,
-            "total_steps": self.total_steps,
-            "rates": self.body.lr_T.cpu(),
-            "stop": self.schedule.stop,
-            "rows": self.rows.state_dict(),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "order": self.body.order.state_dict(),
-            "uniform_order": self.body.uniform_order.state_dict(),
-            "generator": self._device_generator.get_state(),
-            "waiting": self.overlapped.waiting if self.overlapped else [],
-            "irreducible": None if self.source is None else self.source.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "scoring": self.body.scoring.state_dict(),
-            "row_weight": self.body.row_weight,
-        }
+        return state.saved(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was saved; the step is captured anew."""
-        if state.get("version") != STATE_VERSION:
-            raise RholossError(
-                f"The saved state has version {state.get('version')!r}, but this trainer reads "
-                f"{STATE_VERSION}; use the version of rholoss that saved it."
-            )
-        own, saved = self.body.scoring.state_dict(), state.get("scoring")
-        if (own is None) != (saved is None):
-            raise RholossError(
-                f"The saved state has {'no ' if saved is None else ''}state of cheaper scoring, but this "
-                f"trainer scores by `{type(self.body.scoring).__name__}`; pass `scoring` as it was."
-            )
-        if saved is not None:
-            self.body.scoring.load_state_dict(saved)
-        if len(state["rates"]) == len(self.body.lr_T):  # else the run is to be longer than it was
-            self.total_steps = state["total_steps"]
-            self.body.lr_T.copy_(state["rates"])
-        self.schedule = dataclasses.replace(self.schedule, stop=state["stop"])
-        self.rows.load_state_dict(state["rows"])
-        self.step = state["step"]
-        self._flushed, self._window = self.step, []
-        self.counters.row.zero_()
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.body.lr
-        self.body.number.fill_(self.step)
-        self.body.order.load_state_dict(state["order"])
-        self.body.uniform_order.load_state_dict(state["uniform_order"])
-        self._device_generator.set_state(state["generator"].cpu())
-        if self.overlapped is not None:
-            self.overlapped.waiting = [t.to(self.data.device) for t in state["waiting"]]
-        if self.source is not None and state["irreducible"] is not None:
-            self.source.load_state_dict(state["irreducible"])
-        self.ledger.load_state_dict(state["ledger"])
-        if self.body.row_weight is not None:
-            self.body.row_weight.copy_(state["row_weight"])
-        self.log.rewind(self.step)
-        for captured in self.captured.values():
-            captured.forget()
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where the state was saved, with its seed and torch's random state of then."""
+        state.restore(self, saved)
+
+    def start_from(self, step: int) -> None:
+        """Be at the beginning of this step; what was not read of steps before it is forgotten."""
+        self.step = self._flushed = step
+        self._window = []
+        self.body.number.fill_(step)
+        self.counters.clear()
+
+
+def check_run(data: Any, total_steps: int) -> None:
+    """Raise where there is nothing to train on, or for."""
+    if not isinstance(data, (Resident, Streamed)):
+        raise RholossError(
+            f"`data` is a {type(data).__name__}; make a `Resident(inputs, targets)` of it, or a `Streamed` "
+            "one where it does not fit the device. For a loader there is `Selector`."
+        )
+    if total_steps < 1:
+        raise RholossError(f"`total_steps` must be at least 1, but is {total_steps}.")
 
 
 def _rates(learning_rate: Rate, total_steps: int) -> Tensor:

@@ -1,0 +1,133 @@
+"""What a trainer saves, and how it goes on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rholoss.errors import RholossError
+
+if TYPE_CHECKING:
+    from rholoss.engine.trainer import Trainer
+
+STATE_VERSION = 2
+OF_A_DEVICE = ("capturable", "fused", "foreach")  # how an optimizer runs, not what it does
+
+
+def saved(trainer: Trainer) -> dict[str, Any]:
+    """Everything that a resumed run needs. Torch's own random state too: dropout draws from it."""
+    body, overlapped, source = trainer.body, trainer.overlapped, trainer.source
+    return {
+        "version": STATE_VERSION,
+        "made": _made(trainer),
+        "seed": trainer.seed,
+        "step": trainer.step,
+        "total_steps": trainer.total_steps,
+        "rates": body.lr_T.cpu(),
+        "stop": trainer.schedule.stop,
+        "rows": trainer.rows.state_dict(),
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "order": body.order.state_dict(),
+        "uniform_order": body.uniform_order.state_dict(),
+        "generator": trainer.device_generator.get_state(),
+        "random": _random_states(trainer.data.device),
+        "waiting": overlapped.waiting if overlapped else [],
+        "irreducible": None if source is None else source.state_dict(),
+        "ledger": trainer.ledger.state_dict(),
+        "scoring": body.scoring.state_dict(),
+        "row_weight": body.row_weight,
+    }
+
+
+def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Take a trainer to where the state was saved; the step is captured anew."""
+    _check(trainer, state)
+    body, device = trainer.body, trainer.data.device
+    if state["scoring"] is not None:
+        body.scoring.load_state_dict(state["scoring"])
+    if len(state["rates"]) == len(body.lr_T):  # else the run is to be longer than it was
+        trainer.total_steps = state["total_steps"]
+        body.lr_T.copy_(state["rates"])
+    trainer.schedule = dataclasses.replace(trainer.schedule, stop=state["stop"])
+    trainer.seed = trainer.rows.seed = state.get("seed", trainer.seed)
+    trainer.rows.load_state_dict(state["rows"])
+    trainer.start_from(state["step"])
+    trainer.model.load_state_dict(state["model"])
+    _load_optimizer(trainer.optimizer, state["optimizer"])
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = body.lr
+    body.order.load_state_dict(state["order"])
+    body.uniform_order.load_state_dict(state["uniform_order"])
+    _set_random(trainer, state)
+    if trainer.overlapped is not None:
+        trainer.overlapped.waiting = [t.to(device) for t in state["waiting"]]
+    if trainer.source is not None and state["irreducible"] is not None:
+        trainer.source.load_state_dict(state["irreducible"])
+    trainer.ledger.load_state_dict(state["ledger"])
+    if body.row_weight is not None:
+        body.row_weight.copy_(state["row_weight"])
+    trainer.log.rewind(trainer.step)
+    for captured in trainer.captured.values():
+        captured.forget()
+
+
+def _made(trainer: Trainer) -> dict[str, Any]:
+    """What a trainer must have in common with the one whose state it takes over."""
+    return {
+        "method": trainer.method.name,
+        "rows": len(trainer.data),
+        "candidates": trainer.candidates,
+        "chosen rows": trainer.k,
+        "plan": trainer.rows.plan is not None,
+    }
+
+
+def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Raise before anything is changed."""
+    if state.get("version") != STATE_VERSION:
+        raise RholossError(
+            f"The saved state has version {state.get('version')!r}, but this trainer reads "
+            f"{STATE_VERSION}; use the version of rholoss that saved it."
+        )
+    own, made = _made(trainer), state.get("made", {})
+    for name, value in made.items():
+        if value != own[name]:
+            raise RholossError(
+                f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
+                "trainer as it was when the state was saved."
+            )
+    if (trainer.body.scoring.state_dict() is None) != (state["scoring"] is None):
+        raise RholossError(
+            f"The saved state has {'no ' if state['scoring'] is None else ''}state of cheaper scoring, but "
+            f"this trainer scores by `{type(trainer.body.scoring).__name__}`; pass `scoring` as it was."
+        )
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Its state and options, but not how it ran: that goes by the device that it is on now."""
+    groups = [
+        {**group, **{name: own[name] for name in OF_A_DEVICE if name in own}}
+        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Torch's own random states: the host's, and that of the device."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_random(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    generator, device = trainer.device_generator, trainer.data.device
+    if len(state["generator"]) == len(generator.get_state()):  # else from another kind of device
+        generator.set_state(state["generator"].cpu())
+    host, *others = state.get("random", [torch.get_rng_state()])
+    torch.set_rng_state(host.cpu())
+    if others and device.type == "cuda":
+        torch.cuda.set_rng_state(others[0].cpu(), device)

@@ -1,0 +1,47 @@
+"""Optimizers for the engine: in the form that a graph can hold, with one rate a step."""
+
+import pytest
+import torch
+from torch import nn
+
+from rholoss.engine import Resident, Trainer
+from rholoss.engine.optimizers import adamw, for_graphs
+from rholoss.errors import RholossError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_an_optimizer_is_made_capturable_before_its_first_step_on_a_gpu():
+    model = nn.Linear(3, 2)
+    assert for_graphs(torch.optim.AdamW(model.parameters()), CUDA).param_groups[0]["capturable"]
+    assert not for_graphs(adamw(model.parameters()), CPU).param_groups[0]["capturable"]
+    assert "capturable" not in for_graphs(torch.optim.SGD(model.parameters()), CUDA).param_groups[0]
+    used = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    used.step()  # its state is what it is
+    assert not for_graphs(used, CUDA).param_groups[0]["capturable"]
+
+
+def groups(rates):
+    def make(parameters):
+        both = zip(parameters, rates, (0.0, 0.1), strict=True)
+        return torch.optim.SGD([{"params": [p], "lr": r, "weight_decay": w} for p, r, w in both])
+
+    return make
+
+
+def made(optimizer):
+    data = Resident(torch.randn(40, 3), torch.randint(0, 2, (40,)), device="cpu")
+    return Trainer(
+        nn.Linear(3, 2), data, total_steps=5, method="uniform", candidates=8, keep=1.0,
+        learning_rate=0.25, optimizer=optimizer,
+    )  # fmt: skip
+
+
+def test_groups_may_differ_in_all_but_their_rates():
+    trainer = made(groups((0.1, 0.1)))
+    trainer.train(5)
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.25, 0.25]
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.0, 0.1]
+    with pytest.raises(RholossError, match="groups with the learning rates 0.01, 0.1, but the engine"):
+        made(groups((0.1, 0.01)))
