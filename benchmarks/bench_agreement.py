@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import statistics
 import tempfile
 import time
@@ -326,9 +327,9 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     arguments.steps = arguments.steps or {"scores": 1000, "train": 1500}[arguments.mode]
     steps = arguments.steps
     arguments.moments = sorted(arguments.moments or [steps // 10, 2 * steps // 5, steps])
-    inside = LOOKS <= arguments.moments[0] <= arguments.moments[-1] <= steps
-    if arguments.mode == "scores" and not inside:
-        parser.error(f"`--moments` must be in {LOOKS}..{steps}, the steps.")
+    apart = all(b - a >= LOOKS for a, b in itertools.pairwise([0, *arguments.moments]))
+    if arguments.mode == "scores" and not (apart and arguments.moments[-1] <= steps):
+        parser.error(f"`--moments` must be in {LOOKS}..{steps}, the steps, and {LOOKS} apart.")
     arguments.options = arguments.options or [*OPTIONS, REPLAY]
     return arguments
 
@@ -367,7 +368,11 @@ def main(words: list[str] | None = None) -> None:
             names = [EXACT, *names]  # there must be something to replay
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
-                row = train(setup, name, arguments.steps, seed, Path(folder) / "log.jsonl")
+                try:
+                    row = train(setup, name, arguments.steps, seed, Path(folder) / "log.jsonl")
+                except Exception as error:  # the other options still count
+                    print(f"{name} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                    continue
                 if (name, seed) not in done:
                     keep(seed, row)
 

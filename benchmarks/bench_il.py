@@ -4,23 +4,25 @@
 
 Even rows are scored, odd rows train the model. The reference is 40 epochs at the paper's constant learning
 rate, the lowest loss of all epochs. Targets: at most 2 s, a mean loss within 0.02 of the reference. Seconds
-include capture, evaluation and scoring; a first fit, not shown, loads the libraries.
+include capture, evaluation and scoring; a first fit, not shown, loads the libraries. Each row is appended
+to `--out` as it is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
-import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
+from experiments import records
 from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10
 from experiments.models import SmallCNN
 from rholoss.engine import CropFlip, Resident, Trainer, fit_resident, losses_of
@@ -43,52 +45,45 @@ def reference(holdout: Resident, score: Resident, epochs: int = 40) -> tuple[flo
     return time.perf_counter() - started, lowest
 
 
-def main() -> None:
+FITS = (
+    (128, 6, 2e-3), (128, 10, 2e-3), (256, 8, 2e-3), (256, 8, 4e-3), (256, 12, 2e-3), (256, 12, 4e-3),
+    (256, 20, 2e-3), (512, 12, 4e-3), (512, 20, 4e-3),
+)  # fmt: skip
+
+
+def rows(holdout: Resident, score: Resident) -> Iterator[dict[str, Any]]:
+    """One a fit, and the reference: seconds and mean loss on the points that are scored."""
+    fit_resident(SmallCNN, holdout, score=score, epochs=1, precision="bf16")
+    for batch_size, epochs, rate in FITS:
+        il = fit_resident(
+            SmallCNN, holdout, score=score, epochs=epochs, batch_size=batch_size, learning_rate=rate,
+            precision="bf16",
+        )  # fmt: skip
+        fit = f"batch {batch_size}, {epochs} epochs, rate {rate}"
+        yield {"fit": fit, "s": il.seconds, "loss": il.lookup(score.ids.cpu()).mean().item()}
+    seconds, lowest = reference(holdout, score)
+    yield {"fit": "reference: 40 epochs, batch 320, constant 1e-3", "s": seconds, "loss": lowest}
+
+
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     (images, labels), _ = cifar10(arguments.data)
     common = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": torch.bfloat16, "augment": CropFlip()}
-    even, odd = range(0, 50_000, 2), range(1, 50_000, 2)
+    even, odd = range(0, len(images), 2), range(1, len(images), 2)
     score = Resident(images[even], labels[even], ids=list(even), **common)
     holdout = Resident(images[odd], labels[odd], ids=list(odd), **common)
-    fit_resident(SmallCNN, holdout, score=score, epochs=1, precision="bf16")
-    rows = []
-    for batch_size, epochs, rate in (
-        (128, 6, 2e-3), (128, 10, 2e-3), (256, 8, 2e-3), (256, 8, 4e-3), (256, 12, 2e-3), (256, 12, 4e-3),
-        (256, 20, 2e-3), (512, 12, 4e-3), (512, 20, 4e-3),
-    ):  # fmt: skip
-        il = fit_resident(
-            SmallCNN, holdout, score=score, epochs=epochs, batch_size=batch_size, learning_rate=rate,
-            precision="bf16",
-        )  # fmt: skip
-        mean = il.lookup(torch.arange(0, 50_000, 2)).mean().item()
-        rows.append(
-            {
-                "fit": f"batch {batch_size}, {epochs} epochs, rate {rate}",
-                "s": il.seconds,
-                "loss": mean,
-            }
-        )
-        print(rows[-1], flush=True)
-    seconds, lowest = reference(holdout, score)
-    rows.append(
-        {"fit": "reference: 40 epochs, batch 320, constant 1e-3", "s": seconds, "loss": lowest}
-    )
-    print(rows[-1], flush=True)
-    about = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": str(datetime.date.today()),
-        "command": "python benchmarks/bench_il.py",
-    }
-    if arguments.out:
-        with arguments.out.open("a") as file:
-            file.writelines(json.dumps({**row, **about}) + "\n" for row in rows)
+    started = datetime.datetime.now().isoformat(timespec="minutes")  # rows of one run go together
+    about = {**records.about("benchmarks.bench_il"), "started": started}
+    about["command"] = "python benchmarks/bench_il.py"
+    for row in rows(holdout, score):
+        print(row, flush=True)
+        if arguments.out:
+            records.append(arguments.out, {**row, **about})
 
 
 if __name__ == "__main__":

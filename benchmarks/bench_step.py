@@ -188,6 +188,8 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=row, metavar="NAME")
     parser.add_argument("--tunings", action="store_true", help="rows laid out in other ways")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("Steps are timed by a GPU's own clock, and there is no GPU here.")
     known = table()
     tried = [n for base, ways in TRIED.items() for n in (base, *(f"{base}; {w}" for w in ways))]
     names = [*(arguments.rows or []), *(tried if arguments.tunings else [])] or [*known]
@@ -203,7 +205,10 @@ def main() -> None:
             timespec="minutes"
         ),  # rows of one run go together
         "command": f"python benchmarks/bench_step.py --steps {arguments.steps}"
-        + (" --tunings" if arguments.tunings else ""),
+        + (" --tunings" if arguments.tunings else "")
+        + "".join(
+            [" --rows", *(f' "{name}"' for name in arguments.rows)] if arguments.rows else []
+        ),
     }
     for name in names:
         base, _, ways = name.partition("; ")

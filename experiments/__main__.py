@@ -23,7 +23,13 @@ def _parser() -> argparse.ArgumentParser:
         "--study", nargs="+", choices=list(STUDIES), metavar="NAME", help="see list"
     )
     parser.add_argument("--seeds", nargs="+", type=int, help="by default those of the study")
-    parser.add_argument("--only", nargs="+", default=[], metavar="FIELD=VALUE", help="some cells; of several values for a field, any")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="some cells; of several values for a field, any",
+    )
     parser.add_argument("--epochs", type=int, help="shorter runs, which count as other runs")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no new run after so long")
     parser.add_argument(
@@ -58,7 +64,9 @@ def _cells(a: argparse.Namespace) -> list:
             name: sorted({str(getattr(cell, name)) for _, cell in every})
             for name in (condition.partition("=")[0] for condition in a.only)
         }
-        told = "; ".join(f"{name}: {', '.join(map(repr, values))}" for name, values in there.items())
+        told = "; ".join(
+            f"{name}: {', '.join(map(repr, values))}" for name, values in there.items()
+        )
         raise SystemExit(f"No run of {', '.join(a.study)} has all of {a.only}; there are {told}.")
     seeds = a.seeds or sorted({cell.seed for _, cell in found})
     return sorted(dict.fromkeys(found), key=lambda entry: seeds.index(entry[1].seed))

@@ -29,10 +29,10 @@ def pytest_configure(config):
     # A shell starts what runs in the background with Ctrl-C ignored, and processes pass that on.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Python 3.12 says so of every loader with workers; torch forks them all the same.
-    config.addinivalue_line(
-        "filterwarnings", "ignore:.*multi-threaded, use of fork:DeprecationWarning"
-    )
+    # Python 3.12 says so of every loader with workers; torch forks them all the same. And torch asks for
+    # no more workers than cores: a machine with one of them runs the tests as well.
+    for told in (".*multi-threaded, use of fork:DeprecationWarning", "This DataLoader will create"):
+        config.addinivalue_line("filterwarnings", f"ignore:{told}")
 
 
 def pytest_collection_modifyitems(items):

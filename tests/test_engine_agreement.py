@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import bench_agreement as bench
-from benchmarks import pages
+from benchmarks import bench_il, pages
 from torch import nn
 
+from experiments import records
 from rholoss.engine import Cheaper, Resident
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -129,3 +131,53 @@ def test_moments_outside_the_run_are_refused(capsys):
     with pytest.raises(SystemExit):
         bench.main(["scores", "--small", "--steps", "20", "--moments", "30"])
     assert "`--moments` must be in 10..20" in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # there would be too few looks between them
+        bench.main(["scores", "--small", "--steps", "20", "--moments", "12", "20"])
+    assert "and 10 apart" in capsys.readouterr().err
+
+
+def test_an_option_that_fails_takes_no_other_with_it(setup, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "digits", lambda arguments: setup)
+    monkeypatch.setitem(bench.OPTIONS, "half resolution", bench.Option(lambda setup: 1 / 0))
+    out = tmp_path / "agreement.jsonl"
+    words = ["train", "--small", "--steps", "5", "--out", str(out), "--options"]
+    bench.main([*words, "half resolution", "uniform"])
+    assert "half resolution failed: ZeroDivisionError" in capsys.readouterr().out
+    assert [row["option"] for row in records.read(out)] == ["uniform"]
+
+
+def test_fits_are_judged_by_the_reference_of_their_own_run():
+    about = {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
+    runs = {"": 0.60, "2026-12-01T12:00": 0.70}  # losses of the references; the first had no time
+    fits = [
+        {"fit": fit, "s": 1.5, "loss": loss, **about, **({"started": when} if when else {})}
+        for when, lowest in runs.items()
+        for fit, loss in (("batch 256", 0.65), ("reference: 40 epochs", lowest))
+    ]
+    last, first = "\n".join(pages.il_page(fits)).split("|---|---|---|---|")[1:]
+    assert "| batch 256 | 1.50 | 0.650 | met |" in last
+    assert "| batch 256 | 1.50 | 0.650 |  |" in first
+    assert "0.650 |  |" in "\n".join(pages.il_page(fits[:1]))  # cut off before its reference
+
+
+def test_the_page_of_steps_says_whether_agreement_was_measured():
+    row = {"row": "uniform 32", "ms": 1.0, "floor_ms": 0.1, "started": "2026-11-15T12:00"}
+    row |= {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
+    assert "has not been run on the GPU yet" in "\n".join(pages.step_page([row], agreement=False))
+    assert "see [agreement.md](agreement.md)" in "\n".join(pages.step_page([row], agreement=True))
+
+
+def test_every_fit_is_written_as_it_is_measured(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)
+    labels = rng.integers(0, 10, 60)
+    monkeypatch.setattr(bench_il, "cifar10", lambda root: ((images, labels), None))
+    monkeypatch.setattr(bench_il, "FITS", ((16, 1, 1e-3), (16, 1, 2e-3)))
+    monkeypatch.setattr(bench_il, "reference", lambda holdout, score: 1 / 0)  # the last of all
+    out = tmp_path / "il.jsonl"
+    with pytest.raises(ZeroDivisionError):
+        bench_il.main(["--out", str(out)])
+    rows = list(records.read(out))
+    assert [row["fit"] for row in rows] == [f"batch 16, 1 epochs, rate {r}" for r in (0.001, 0.002)]
+    assert rows[0]["loss"] > 0
+    assert rows[0]["s"] > 0

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rholoss.engine import Evaluator, Resident
+from rholoss.errors import RholossError
 
 
 def test_it_measures_what_a_plain_loop_measures():
@@ -36,3 +37,11 @@ def test_the_model_may_change_before_what_was_found_is_read():
         model.weight.neg_()
     assert evaluate.read() == first
     assert evaluate() != first
+
+
+def test_what_cannot_be_evaluated_is_told_at_once():
+    data = Resident(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), device="cpu")
+    with pytest.raises(RholossError, match="`num_classes` is 1, but the data has labels up to 1"):
+        Evaluator(nn.Linear(3, 1), data, num_classes=1)
+    with pytest.raises(RholossError, match="`precision` is 'int8'; choose one of"):
+        Evaluator(nn.Linear(3, 2), data, num_classes=2, precision="int8")

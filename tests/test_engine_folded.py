@@ -124,14 +124,26 @@ def test_a_bias_is_added_once_where_two_convolutions_are(images):
             torch.testing.assert_close(folded.model(images), model(images), rtol=1e-4, atol=1e-4)
 
 
+class InADict(nn.Module):
+    """As models of some libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, x):
+        return {"logits": self.inner(x)}
+
+
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_trainer_chooses_what_eval_mode_chooses(images, overlap):
+@pytest.mark.parametrize("net", [Net, InADict])
+def test_the_trainer_chooses_what_eval_mode_chooses(images, net, overlap):
     labels = torch.arange(N) % 5
 
     def chosen(scoring):
         torch.manual_seed(0)
         trainer = Trainer(
-            Net(), Resident(images, labels, device="cpu"), total_steps=6, irreducible=torch.zeros(N),
+            net(), Resident(images, labels, device="cpu"), total_steps=6, irreducible=torch.zeros(N),
             candidates=48, keep=0.25, batch_norm="eval", scoring=scoring, overlap=overlap,
         )  # fmt: skip
         ids = []

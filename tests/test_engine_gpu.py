@@ -135,6 +135,31 @@ def test_the_learning_rate_of_each_step_reaches_the_optimizer(toy):
     assert not torch.equal(weights, make_model()[0].weight.cuda())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)],
+    ids=["AdamW", "SGD"],
+)
+def test_optimizers_of_torch_are_captured_with_a_rate_that_changes(toy, make):
+    fast = trainer(
+        toy, optimizer=make, total_steps=30, learning_rate=lambda step: 1e-2 if step < 20 else 0.0
+    )
+    fast.train(20)
+    weights = fast.model[0].weight.detach().clone()
+    fast.train(10)
+    assert fast.captured[True].graph is not None
+    assert torch.equal(fast.model[0].weight, weights)
+    assert not torch.equal(weights, make_model()[0].weight.cuda())
+
+
+def test_a_live_model_is_captured_with_its_usual_optimizer(toy):
+    live = rho.LiveIrreducible(make_model(), lr=1e-2)
+    fast = trainer(toy, irreducible=live, total_steps=30)
+    fast.train(30)
+    assert fast.captured[True].graph is not None
+    assert (live.model[0].weight - make_model()[0].weight.cuda()).abs().max() > 0.01
+
+
 class Breaks(nn.Module):
     """Asks the device for a number in the middle of the step, or only where it is scored."""
 

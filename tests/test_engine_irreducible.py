@@ -95,6 +95,17 @@ def test_score_or_folds(points):
         fit_resident(make_model, data)
 
 
+def test_what_gives_no_losses_is_refused(points):
+    data = Resident(points[0], points[1], device="cpu")
+    for none in ("epochs", "batch_size", "evaluations"):
+        with pytest.raises(RholossError, match="`evaluations` must be at least 1, but are"):
+            fit_resident(make_model, data, folds=2, **{none: 0})
+    with pytest.raises(RholossError, match="`loss` is 'tokenz'"):
+        losses_of(make_model(), data, loss="tokenz")
+    with pytest.raises(RholossError, match="`precision` is 'int8'; choose one of"):
+        losses_of(make_model(), data, precision="int8")
+
+
 def test_folds_that_are_fitted_side_by_side_are_what_each_would_be_alone(points):
     x, y, _ = points
     data = Resident(x[:600], y[:600], device="cpu")

@@ -43,5 +43,7 @@ def test_groups_may_differ_in_all_but_their_rates():
     trainer.train(5)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.25, 0.25]
     assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.0, 0.1]
-    with pytest.raises(RholossError, match="groups with the learning rates 0.01, 0.1, but the engine"):
+    with pytest.raises(
+        RholossError, match=r"groups with the learning rates 0\.01, 0\.1, but the engine"
+    ):
         made(groups((0.1, 0.01)))

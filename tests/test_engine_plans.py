@@ -160,11 +160,17 @@ def test_weights_of_a_plan_reach_the_loss():
 @pytest.mark.parametrize(
     ("decision", "says"),
     [
-        (Epoch(torch.ones(320, dtype=torch.bool)), r"of a mask take `mask.nonzero\(\).flatten\(\)`"),
+        (
+            Epoch(torch.ones(320, dtype=torch.bool)),
+            r"of a mask take `mask.nonzero\(\).flatten\(\)`",
+        ),
         (torch.arange(64), r"must return `Epoch\(rows\)`"),
         (Epoch(list(range(64))), "row numbers as a tensor of int64"),
         (Epoch(torch.arange(64) + 300), "64 rows from 300 to 363; there are 320, 0..319"),
-        (Epoch(torch.arange(320).repeat(2)), "640 rows from 0 to 319; .* a pass has at most as many"),
+        (
+            Epoch(torch.arange(320).repeat(2)),
+            "640 rows from 0 to 319; .* a pass has at most as many",
+        ),
         (Epoch(torch.arange(64), torch.ones(64)), "needs one for each of all 320 rows"),
         (Epoch(torch.arange(0)), "Only 0 rows are left to train on"),
     ],

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from rholoss.engine import Resident, Trainer
+from rholoss.engine.rows import irreducible_table
 from rholoss.errors import RholossError
+from rholoss.methods import by_name
 from rholoss.schedules import annealed
 
 N = 640
@@ -63,6 +65,24 @@ def test_a_resumed_run_has_stopped_too(easy):
     assert second.ledger.scored == 64 * 100
 
 
+def test_who_looks_or_saves_more_often_does_not_move_the_switch(easy):
+    """Ten steps may have caught up where a hundred have not."""
+    schedule = annealed(400, switch=1.0, drop=0.0)
+    whole = make(easy, irreducible=0.5, schedule=schedule)
+    whole.train(400)
+    often = make(easy, irreducible=0.5, schedule=schedule)
+    for _ in range(13):
+        often.train(10)
+        often.flush()
+    resumed = make(easy, irreducible=0.5, schedule=schedule)
+    resumed.load_state_dict(often.state_dict())
+    assert len(resumed.reducible) == 30  # what is known of this hundred
+    resumed.train(270)
+    assert whole.schedule.stop == resumed.schedule.stop
+    assert whole.ledger.scored == resumed.ledger.scored
+    assert torch.equal(whole.model.weight, resumed.model.weight)
+
+
 def test_it_is_for_rho_alone(easy):
     with pytest.raises(RholossError, match=r"`catch_up` compares .* the method is 'loss'"):
         make(easy, 0.0, method="loss")
@@ -84,3 +104,10 @@ def test_a_run_can_be_made_shorter_and_longer_up_to_what_it_was_made_for(easy):
     for wrong in (5, 51):
         with pytest.raises(RholossError, match=rf"must be in 11..50, .* but is {wrong}"):
             trainer.change_length(wrong, 0.1)
+
+
+def test_it_says_who_asks_for_irreducible_losses():
+    ids = torch.arange(3)
+    for name, drop, says in (("rho", 0.0, "The method 'rho'"), ("loss", 0.1, "`drop`=0.1")):
+        with pytest.raises(RholossError, match=f"{says} needs irreducible losses"):
+            irreducible_table(by_name(name), None, ids, drop)

@@ -88,3 +88,17 @@ def test_a_step_notes_what_it_chose_by(overlap):
     torch.testing.assert_close(noted.reducible[0], score.mean())
     torch.testing.assert_close(noted.loss[0], (score + il)[best.indices].mean())
     assert noted.row == 1
+
+
+def test_tokens_reach_a_live_model_as_they_are():
+    def make():
+        return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+
+    live = rho.LiveIrreducible(make())
+    before = live.model[0].weight.detach().clone()
+    tokens = torch.randint(0, 9, (16, 3), generator=torch.Generator().manual_seed(0))
+    data = Resident(tokens, torch.tensor([0, 1] * 8), device="cpu", dtype=torch.long)
+    Trainer(make(), data, total_steps=2, irreducible=live, candidates=8, keep=0.5).train(2)
+    assert not torch.equal(before, live.model[0].weight)
+    half = Examples(torch.zeros(1), torch.ones(1, dtype=torch.bfloat16), torch.ones(1)).whole()
+    assert half[0].dtype == torch.float32

@@ -228,7 +228,9 @@ def test_what_happened_is_read_after_the_last_step(toy, tmp_path):
     assert len(torch.cat(fast.losses)) == STEPS
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == STEPS
     x, y, il = toy
-    with pytest.raises(TooFewFiniteScoresError, match="12 step.s. had a loss that is not finite"):
+    with pytest.raises(
+        TooFewFiniteScoresError, match=r"12 step\(s\) had a loss that is not finite"
+    ):
         trainer((x * float("inf"), y, il)).train(STEPS)
 
 

@@ -372,7 +372,9 @@ def test_the_commands(root, tmp_path, monkeypatch, capsys):
     assert line["seed"] == 1
     with pytest.raises(SystemExit, match="needs --study"):
         command.main(["run"])
-    with pytest.raises(SystemExit, match=r"No run of small has all of \['method=rho'\]; .*'uniform'"):
+    with pytest.raises(
+        SystemExit, match=r"No run of small has all of \['method=rho'\]; .*'uniform'"
+    ):
         command.main(["run", *places, "--only", "method=rho"])
 
 

@@ -15,6 +15,7 @@ from experiments.bench.cell import Cell
 from experiments.bench.pace import Pace
 from experiments.bench.run import Bench, Run, done, run
 from experiments.models import MODELS
+from rholoss.engine import Trainer
 from rholoss.engine import step as engine_step
 from rholoss.errors import RholossError
 
@@ -194,15 +195,12 @@ def clock(monkeypatch):
 
 def test_a_run_begins_only_if_it_would_be_through(clock):
     watch, slow, fast = Pace(limit=100.0), Going(0), Going(0)
-    for seconds, steps in ((50, 400), (2, 100), (2, 100)):  # the first ones compile
-        clock(seconds)
-        slow.step += steps
-        fast.step += 2 * steps
+    for seconds, slow.step, fast.step in ((50, 400, 450), (2, 500, 550), (1, 549, 640)):
+        clock(seconds)  # the first steps compile
         watch.look([slow, fast])
     assert watch.allows(10**9)  # nothing is known yet: neither has settled for long
-    clock(10)
-    slow.step += 500  # 600 steps in 12 seconds, since it had settled
-    fast.step += 1000
+    clock(11)
+    slow.step, fast.step = 1100, 2000  # the slower: 600 steps in 12 seconds, since it had settled
     watch.look([slow, fast])
     assert watch.allows(1800)  # 64 seconds are over
     assert not watch.allows(1850)
@@ -243,6 +241,27 @@ def test_what_would_be_cut_off_is_left_for_the_next_time(root, tmp_path, monkeyp
     assert seen == [5, 10, 5, 10]  # after each turn, those that are under way still
 
 
+def test_a_turn_ends_before_the_step_in_which_the_trainer_waits(root, monkeypatch):
+    """Whoever waits for a device with work for many steps leaves the other runs without any."""
+    current, flush, ends, waits = (
+        made(root).start(Cell(**{**BASE, "n_B": 4})),
+        Trainer.flush,
+        [],
+        [],
+    )
+
+    def flushed(self):
+        waits.append(self.step)
+        flush(self)
+
+    monkeypatch.setattr(Trainer, "flush", flushed)
+    while not current.finished:
+        current.advance()
+        ends.append(current.step)
+    assert ends == [50, 99, 100, 150]
+    assert sorted(set(waits)) == [100, 150]
+
+
 # Memory.
 
 
@@ -264,7 +283,9 @@ def test_a_run_that_ended_or_failed_is_let_go_while_others_go_on(root, tmp_path,
     gc.disable()  # it would come by in its own time
     try:
         with pytest.raises(RholossError, match=r"1 run\(s\) failed"):
-            run(made(root), [("s", cell) for cell in (first, fails, last)], tmp_path, progress=False)
+            run(
+                made(root), [("s", cell) for cell in (first, fails, last)], tmp_path, progress=False
+            )
     finally:
         gc.enable()
     assert seen[0] == {0, 1, 2}

@@ -103,6 +103,14 @@ def test_clothing1m_as_the_authors_put_it_together(clothing):
     assert abs(float(x[0, 0, 0]) - (95 / 255 - 0.485) / 0.229) < 0.02  # JPEG is not exact
 
 
+def test_a_list_may_end_without_a_new_line(clothing):
+    for path in (clothing / "clothing1m").glob("*.txt"):
+        path.write_text(path.read_text().rstrip("\n"))
+    train, _, test = clothing1m(clothing)
+    assert train.targets.tolist() == [3, 5, 6, 1, 2, 3]
+    assert test.targets.tolist() == [7, 8]
+
+
 def test_clothing1m_takes_another_transform(clothing):
     train, _, _ = clothing1m(clothing, transform=pixels)
     assert train[0][0].shape == (3, 300, 260)

@@ -1,20 +1,23 @@
 """The fair race: budgets, choices made on validation points, statistics, and a tiny race on the CPU."""
 
+import functools
 import json
-import math
 
 import numpy as np
 import pytest
+from fixtures_race import line
+from torch import nn
 
 from experiments import records
+from experiments.fair_clock import __main__ as command
 from experiments.fair_clock import race as racing
+from experiments.fair_clock.__main__ import arguments, cells_of
 from experiments.fair_clock.arms import ARMS, Cell, kinds
 from experiments.fair_clock.choose import choice_for, tuned
 from experiments.fair_clock.race import Race, Running, done, rate, run
-from experiments.fair_clock.report import difference, interval, page, paired, write
 
-TIMES = {"uniform 32 of 32": 1.0, "planned 32 of 32": 1.0}
-TIMES |= {"scoring 32 of 160": 3.0, "scoring 32 of 128": 3.0}
+TIMES = {"uniform 32 of 32": 1.0, "planned 32 of 32 by annealed": 1.0}
+TIMES |= {"scoring 32 of 160": 3.0, "scoring 32 of 128 by annealed": 3.0}
 
 
 def test_a_budget_is_turned_into_steps():
@@ -31,10 +34,12 @@ def test_a_budget_is_turned_into_steps():
 
 def test_a_plan_pays_for_its_steps():
     cell = Cell("clean", "remembered", 32, 1e-3, 0, budget=17)
-    assert {kind.key for kind in kinds(cell)} == {"planned 32 of 32"}
-    assert cell.steps({"planned 32 of 32": 2.0}, il_seconds=2.0) == 8_500
+    assert {kind.key for kind in kinds(cell)} == {"planned 32 of 32 by remembered"}
+    assert cell.steps({"planned 32 of 32 by remembered": 2.0}, il_seconds=2.0) == 8_500
+    # Losses are remembered in steps that score, too, and each plan has passes of its own length.
     scores, plain = kinds(Cell("clean", "annealed", 32, 1e-3, 0))
-    assert (scores.key, plain.key) == ("scoring 32 of 128", "planned 32 of 32")
+    assert scores.key == "scoring 32 of 128 by annealed"
+    assert plain.key == "planned 32 of 32 by annealed"
 
 
 def test_an_early_switch_leaves_time_for_more_steps():
@@ -67,14 +72,6 @@ def test_what_is_done_is_known_by_its_line(tmp_path):
     assert done([path, tmp_path / "none.jsonl"]) == {cell.key()}
 
 
-def line(arm="uniform", accuracy=90.0, seed=0, **others):
-    cell = Cell(
-        **{"labels": "clean", "n_b": 128, "lr": 1e-3, "split": "tune", **others}, arm=arm, seed=seed
-    )
-    about = {"device": "a GPU", "torch": "2", "date": "today", "command": "python", "error": None}
-    return {**cell.__dict__, "accuracy": accuracy, **about}
-
-
 def test_the_best_on_the_validation_points_is_chosen_for_each_arm():
     lines = [
         line(accuracy=90, lr=1e-3),
@@ -87,41 +84,69 @@ def test_the_best_on_the_validation_points_is_chosen_for_each_arm():
         line(accuracy=70, n_b=32, lr=1e-3),
     ]
     best = tuned(lines)
-    assert choice_for(best, "cifar10", "clean", "uniform") == (128, 3e-3)
-    assert choice_for(best, "cifar10", "clean", "InfoBatch") == (512, 1e-3)
-    assert choice_for(best, "cifar10", "clean", "rho k=5") == (128, 3e-3)  # uniform's
-    assert choice_for(best, "cifar10", "worse", "uniform") is None
-    assert choice_for(tuned(lines, n_b=32), "cifar10", "clean", "uniform") == (32, 1e-3)
+    assert choice(best) == (128, 3e-3)
+    assert choice(best, arm="InfoBatch") == (512, 1e-3)
+    assert choice(best, arm="rho k=5") == (128, 3e-3)  # uniform's
+    assert choice(best, labels="worse") is None
+    assert choice(tuned(lines, n_b=32)) == (32, 1e-3)
+    assert choice(tuned(lines, rates=[1e-3])) == (128, 1e-3)
 
 
-def test_differences_are_taken_seed_by_seed():
-    ours = [line("InfoBatch", 91 + seed, seed) for seed in (0, 1, 2)]
-    theirs = [
-        line("uniform", accuracy, seed) for seed, accuracy in ((2, 90.0), (1, 90.5), (7, 0.0))
+def choice(best, labels="clean", arm="uniform", **others):
+    return choice_for(best, Cell(labels, arm, 0, 0.0, 0, "final", **others))
+
+
+def test_a_race_is_tuned_by_itself_where_it_was():
+    lines = [
+        line(accuracy=90, lr=1e-3),
+        line(accuracy=99, lr=6e-3, budget=60.0),
+        line(accuracy=99, lr=3e-3, part="half"),
+        line("rho k=5", accuracy=99, lr=6e-3, il="reused"),
+        line("rho k=5", accuracy=80, lr=3e-3),
     ]
-    assert paired(ours, theirs) == [1.5, 3.0]
-    mean, half = interval([1.0, 2.0, 3.0])
-    assert mean == 2.0
-    assert half == pytest.approx(4.303 * 1.0 / math.sqrt(3))
-    assert difference(ours[:1], theirs) == ""
-    assert difference(ours[1:2], theirs) == "+1.50"
+    best = tuned(lines)
+    assert choice(best) == (128, 1e-3)
+    assert choice(best, budget=60.0) == (128, 6e-3)
+    assert choice(best, arm="annealed", budget=60.0) == (128, 6e-3)  # uniform's, of this race
+    assert choice(best, part="half") == (128, 3e-3)
+    assert choice(best, budget=11.33) == (128, 1e-3)
+    assert choice(best, arm="rho k=5") == (128, 3e-3)  # where the IL was paid for
+    assert choice(best, dataset="cifar100") is None
 
 
-def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
-    lines = [line("uniform", 90 + seed, seed, split="final") for seed in (0, 1)]
-    lines += [line("remembered", 91.5 + seed, seed, split="final") for seed in (0, 1)]
-    lines += [line("uniform", 80)]
-    text = page(lines, None)
-    assert "| remembered | 92.00 ± 0.71 (2) | +1.50 ± 0.00 |" in text
-    assert "| uniform | 90.50 ± 0.71 (2) |  |" in text
-    assert text.count("Not run yet.") == 5
-    assert "| clean | uniform | 128 | 80.00 (1) |" in text
-    out = tmp_path / "runs.jsonl"
-    curve = {"curve": [[1.0, 50.0], [2.0, 80.0]]}
-    out.write_text("".join(json.dumps(each | curve) + "\n" for each in lines))
-    pytest.importorskip("matplotlib")
-    assert "![accuracy over seconds](curves.png)" in write(out).read_text()
-    assert (tmp_path / "curves.png").stat().st_size > 5000
+def cells(words, lines=()):
+    return [(c.arm, c.n_b, c.lr, c.il) for c in cells_of(arguments(words.split()), list(lines))]
+
+
+def test_cells_are_what_was_asked_for():
+    assert len(cells("tune --arms uniform InfoBatch --labels clean")) == 18
+    lines = [
+        line(accuracy=90 - rate, lr=rate * 1e-3, n_b=n_b) for rate in (1, 3) for n_b in (32, 128)
+    ]
+    final = "final --labels clean"
+    assert cells(final, lines) == [("uniform", 32, 1e-3, "inside")]
+    assert cells(f"{final} --n-b 32 128", lines) == [
+        ("uniform", 32, 1e-3, "inside"), ("uniform", 128, 1e-3, "inside"),
+    ]  # fmt: skip
+    assert cells(f"{final} --lr 3e-3", lines) == [("uniform", 32, 3e-3, "inside")]
+    assert cells(f"{final} --n-b 512 --lr 6e-3") == [("uniform", 512, 6e-3, "inside")]
+    with pytest.raises(SystemExit, match="uniform was not tuned on cifar10, clean at n_b 512"):
+        cells(f"{final} --n-b 512", lines)
+    # who reads no irreducible losses has no second column
+    assert [il for *_, il in cells(f"{final} --arms uniform annealed --il reused", lines)] == [
+        "inside", "reused",
+    ]  # fmt: skip
+
+
+def test_labels_that_a_data_set_has_not_are_refused_at_once(capsys):
+    assert arguments(["tune", "--dataset", "cifar100"]).labels == ["clean", "noise 10 %"]
+    with pytest.raises(SystemExit):
+        arguments(["tune", "--dataset", "cifar100", "--labels", "clean", "worse"])
+    assert "--labels 'worse': cifar100 has 'clean', 'noise 10 %'" in capsys.readouterr().err
+
+
+def tiny_model(num_classes):
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, num_classes))
 
 
 @pytest.fixture
@@ -137,11 +162,34 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(racing, "NUM_VALIDATION", 40)
     monkeypatch.setattr(racing, "IL_RECIPE", {"epochs": 1, "batch_size": 32, "learning_rate": 1e-3})
     monkeypatch.setattr(racing, "CHUNK", 2)
-    monkeypatch.setattr(racing, "ResNet18", racing.SmallCNN)
-    monkeypatch.setattr(racing, "Folded", lambda: None)  # the small CNN has nothing to fold
+    for name in ("ResNet18", "SmallCNN"):
+        monkeypatch.setattr(racing, name, tiny_model)
+    monkeypatch.setattr(racing, "Folded", lambda: None)  # there is nothing to fold
     made = Race("cifar10", str(tmp_path), precision="fp32", compile=False)
-    made.times = {"uniform 8 of 8": 1.0, "planned 8 of 8": 1.0, "scoring 8 of 32": 2.0}
+    made.times = {"uniform 8 of 8": 1.0, "scoring 8 of 32 by annealed": 2.0}
+    made.times |= {f"planned 8 of 8 by {a}": 1.0 for a in ("annealed", "remembered", "random half")}
     return made
+
+
+def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
+    asked, make = [], Race.trainer
+    monkeypatch.setattr(racing, "WARM_SECONDS", 0.0)
+
+    def trainer(self, cell, steps, capacity, arm=None):
+        asked.append((arm.method, arm.k, arm.plan))
+        return make(self, cell, steps, capacity, arm)
+
+    monkeypatch.setattr(Race, "trainer", trainer)
+    tiny.times = {}
+    arms = ("uniform", "annealed", "remembered", "uniform")
+    tiny.measure_times([Cell("noise 10 %", arm, 8, 1e-3, 0) for arm in arms], steps=20)
+    plans = [ARMS[arm].plan for arm in ("annealed", "remembered")]
+    assert asked == [
+        ("uniform", 1, None), ("rho", 4, plans[0]), ("uniform", 1, plans[0]), ("uniform", 1, plans[1]),
+    ]  # fmt: skip
+    assert all(0 < ms < 10_000 for ms in tiny.times.values())
+    # irreducible losses of the labels that are raced, and of no others
+    assert {labels for labels, *_ in tiny._il} == {"noise 10 %"}
 
 
 def test_a_tiny_race_is_run_and_written(tiny, tmp_path):
@@ -183,6 +231,43 @@ def test_irreducible_losses_are_fitted_before_anything_runs_beside_them(
     assert "fit" not in order[order.index("step") :]
 
 
+def test_runs_of_other_lengths_share_what_is_compiled(tiny):
+    """All that a trainer's tensors' shapes go by but the number of steps is the same for a size."""
+    made = [tiny.trainer(Cell("clean", "uniform", 8, 1e-3, 0), n, n) for n in (700, 1234)]
+    assert [trainer.total_steps for trainer in made] == [700, 1234]
+    assert made[0].body.lr_T.shape == made[1].body.lr_T.shape
+
+
+def test_the_commands_from_tuning_to_the_page(tiny, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    measure, out = Race.measure_times, tmp_path / "runs.jsonl"
+    monkeypatch.setattr(racing, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(Race, "measure_times", lambda self, cells: measure(self, cells, steps=20))
+    made = functools.partial(Race, precision="fp32", compile=False)
+    monkeypatch.setattr(racing, "Race", made)
+    monkeypatch.setattr(command, "RESULTS", out)
+    common = ["--data", str(tmp_path), "--out", str(out), "--labels", "clean", "--budget", "0.4"]
+    common += ["--arms", "uniform", "annealed", "--il", "reused"]
+    for words in (["tune", "--n-b", "8", "--lr", "1e-3", "2e-3"], ["final", "--seeds", "0", "1"]):
+        command.main([*words, *common])
+        assert "4 runs to do" in capsys.readouterr().out
+        command.main([*words, *common])
+        assert "0 runs to do" in capsys.readouterr().out
+    lines = [one for one in records.read(out) if one["split"] == "final"]
+    assert all(one["seconds"] == pytest.approx(0.4, abs=0.1) for one in lines)
+    assert {(one["n_b"], one["curve"] == []) for one in lines} == {
+        (8, True)
+    }  # judged at the end only
+    assert {(one["arm"], one["il"]) for one in lines} == {
+        ("uniform", "inside"),
+        ("annealed", "reused"),
+    }
+    command.main(["report", "--out", str(out)])
+    text = (tmp_path / "README.md").read_text()
+    assert "cifar10, all points, 0.4 s, irreducible losses reused" in text
+    assert text.count("(2)") == 2
+
+
 def test_validation_points_are_not_trained_on(tiny):
     tune, judged = tiny.data(Cell("clean", "uniform", 8, 1e-3, 0))
     assert len(tune) == 160
@@ -205,6 +290,11 @@ def test_the_abundant_case_takes_its_irreducible_losses_from_the_other_half(tiny
     tiny._fit(Cell("clean", "rho k=5", 8, 1e-3, 0, split="final", part="half"))
     assert set(seen["data"].ids.tolist()) == set(range(1, 200, 2))
     assert set(seen["score"].ids.tolist()) == set(range(0, 200, 2))
+    cell = Cell("clean", "rho k=5", 8, 1e-3, 0, part="half")  # tuning: the judge is unseen
+    tiny._fit(cell)
+    judge = set(tiny.data(cell)[1].ids.tolist())
+    assert set(seen["data"].ids.tolist()) == set(range(1, 200, 2)) - judge
+    assert not set(seen["score"].ids.tolist()) & judge
 
 
 def test_an_automatic_switch_shares_out_what_is_left(tiny):

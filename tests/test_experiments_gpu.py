@@ -90,3 +90,33 @@ def test_a_look_is_not_waited_for_in_the_turn_that_begins_it(tmp_path, monkeypat
     assert len(current.evals) == 6
     current._read_look()
     assert [step for step, _ in current.evals][-1] == 35
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
+def test_compiled_runs_and_their_looks_are_graphs_side_by_side(tmp_path):
+    """What falls back to running eagerly takes ten times as long and says so in a warning alone."""
+    bench = Bench(write_cifar10(tmp_path / "data"), recipe=RECIPE)
+    base = {**BASE, "model": "small_cnn", "epochs": 20}
+    holdout, live = "small_cnn, clean holdout", "small_cnn, live"
+    cells = [
+        Cell(**base),
+        Cell(method="rho", il=holdout, **base),
+        Cell(method="rho", il=holdout, schedule="annealed", **base),
+        Cell(method="rho", il=live, **base),
+        Cell(method="grad_norm_is", **base),
+        Cell(method="svp", il=holdout, **base),
+    ]
+    runs = [bench.start(cell) for cell in cells]
+    while not all(current.finished for current in runs):
+        for current in (one for one in runs if not one.finished):
+            current.advance(20)
+    for current in runs:
+        kinds = {current.cell.method in ("rho", "grad_norm_is")}  # whether a step scores
+        kinds |= {False} if current.cell.schedule == "annealed" else set()
+        looks = [look for look in (current.evaluate, current.evaluate_il) if look is not None]
+        graphs = [current.trainer.captured[kind] for kind in kinds] + [look._run for look in looks]
+        assert [one.why_eager for one in graphs if one.graph is None] == []
+        assert current.error is None
+        assert len(current.evals) == 20
+    assert runs[3].evaluate_il is not None

@@ -1,4 +1,4 @@
-"""The language studies: readers, cells, runs on tiny stand-ins, and the page."""
+"""The language studies: readers, cells, and runs on tiny stand-ins."""
 
 import lzma
 import random
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments import records
-from experiments.language import cells, report, tasks
+from experiments.language import cells, tasks
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
 
@@ -284,6 +284,7 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "run_cell", run_cell)
     encoder = SimpleNamespace(encoder=cells.MINILM)
     monkeypatch.setattr(command, "_bench", lambda a: encoder)
+    (tmp_path / command.PACE).write_text("{}")
     everything = list(cells.paper(["cola"], [0]))
     assert command.claim(tmp_path, everything[2])  # by another process, which is at it
     common = ["paper", "--tasks", "cola", "--seeds", "0", "--claims", str(tmp_path)]
@@ -296,10 +297,55 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
     assert [cell.encoder for cell in made[-len(everything) :]] == ["albert-base-v2"] * 8
 
 
-def test_fair_runs_are_not_made_side_by_side(capsys):
-    with pytest.raises(SystemExit):
-        command.main(["fair", "--side-by-side", "2"])
-    assert "so its runs go one after another" in capsys.readouterr().err
+def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
+    bundle, tmp_path, monkeypatch
+):
+    events = []
+
+    class InTurn:
+        """A process that is run here, at once."""
+
+        def __init__(self, words):
+            events.append("process")
+            self.args = words
+            command.main(words[3:])
+
+        def wait(self):
+            return 0
+
+    measure, seconds = train._measure, iter(range(1, 99))
+
+    def timed(cell, bench, steps):
+        events.append((cell.method, steps))
+        measure(cell, bench, steps)
+        return next(seconds) / 1000
+
+    monkeypatch.setattr(train, "_measure", timed)
+    monkeypatch.setattr(train, "TIMED_STEPS", 1)
+    monkeypatch.setattr(train, "WARM_STEPS", 1)
+    monkeypatch.setattr(command.subprocess, "Popen", InTurn)
+    out, store = tmp_path / "runs.jsonl", tmp_path / "il"
+    words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 1 --tasks cola".split()
+    command.main([*words, "--il-epochs", "1", "--budget", "0.02", "--side-by-side", "2"])
+    arms = [("uniform", 10**6), ("random_half", 10**6), ("rho", 10**6)]
+    assert events == [*arms, ("annealed", 10**6), ("annealed", 1), "process", "process"]
+    lines = list(records.read(out))
+    assert len(lines) == 12
+    paces = {line["cell"]["method"]: line["seconds_a_step"] for line in lines}
+    annealed = pytest.approx(0.3 * 0.004 + 0.7 * 0.005)
+    assert paces == {"uniform": 0.001, "random_half": 0.002, "rho": 0.003, "annealed": annealed}
+    for line in lines:
+        counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
+        assert line["steps"] == max(0, int((0.02 - counted) / line["seconds_a_step"]))
+
+
+def test_the_second_phase_of_an_annealed_run_is_timed_as_it_is(bench, monkeypatch):
+    scored = []
+    monkeypatch.setattr(train, "TIMED_STEPS", 2)
+    monkeypatch.setattr(train, "WARM_STEPS", 1)
+    monkeypatch.setattr(train.Run, "wait", lambda run: scored.append(run.select.ledger.scored))
+    train.seconds_a_step(cells.Cell("cola", "annealed", 0, "small", 1.0), bench)
+    assert scored == [320, 650, 0, 0]  # before and after the steps that are timed
 
 
 def test_what_cannot_be_run_is_told_before_anything_is_loaded(tmp_path, capsys):
@@ -315,67 +361,3 @@ def test_a_line_names_the_command_without_how_it_was_shared_out(monkeypatch):
     monkeypatch.setattr("sys.argv", ["experiments.language", *words.split(), "--seconds", "270"])
     expected = "python -m experiments.language paper --tasks cola --seeds 0 1"
     assert command._about()["command"] == expected
-
-
-def line_of(method, curve, seed=0, task="cola", **cell):
-    made = {"task": task, "method": method, "seed": seed, **cell}
-    about = {"device": "x", "torch": "1", "date": "2022-07-17", "command": "python -m x"}
-    return {
-        "cell": made,
-        "steps_an_epoch": 10,
-        "steps": 40,
-        "curve": curve,
-        "il_seconds": 5.0,
-        **about,
-    }
-
-
-def test_the_page_counts_epochs_and_says_what_was_never_reached():
-    lines = [
-        line_of("uniform", [[10, 0.70, 0.1], [20, 0.76, 0.2], [40, 0.74, 0.3]]),
-        line_of("uniform", [[10, 0.60, 0.1], [20, 0.70, 0.2], [40, 0.72, 0.5]], seed=1),
-        line_of("rho", [[10, 0.81, 0.4], [40, 0.79, 0.6]]),
-    ]
-    rows = {line.split(" | ")[0]: line for line in report.page(lines).splitlines()}
-    ends = "73.0 (72.0-74.0) | 74.0 (72.0-76.0) | 40.0 (30.0-50.0)"
-    assert rows["| uniform"] == f"| uniform | 2 | 2.0, NR in 1 | NR | {ends} | 34 / NR (76) |"
-    assert rows["| RHO-LOSS"] == "| RHO-LOSS | 1 | 1.0 | 1.0 | 79.0 | 81.0 | 60.0 | 3 / 39 (80) |"
-
-
-def test_a_budget_that_the_irreducible_losses_used_up_is_told():
-    lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True) | {"steps": 0}]
-    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | 5.0 | NR | NR |" in report.page(lines)
-
-
-def test_the_seconds_that_fair_runs_took_are_told():
-    curve = [[40, 0.8, 0.5]]
-    arm = {"irreducible": "small", "budget": 40.0}
-    lines = [
-        line_of("rho", curve, **arm, il_counts=True) | {"seconds": 35.5},
-        line_of("rho", curve, **arm) | {"seconds": 39.5},
-        line_of("random_half", curve, **arm) | {"seconds": 41.0, "il_seconds": 0.0},
-    ]
-    page = report.page(lines)
-    assert "| RHO-LOSS | 5 s, counted | 40 | 1 | 40 | 40.5 | 80.0 |" in page
-    assert "| RHO-LOSS | 5 s, reused | 40 | 1 | 40 | 39.5 | 80.0 |" in page
-    assert "| random half |  | 40 | 1 | 40 | 41.0 | 80.0 |" in page
-
-
-def test_the_page_names_an_encoder_that_is_not_the_usual_one():
-    runs = [line_of("rho", [[40, 0.9, 0.5]]), line_of("rho", [[40, 0.8, 0.5]], encoder="albert")]
-    text = report.page(runs)
-    usual, other = (part.split("##")[0] for part in text.split("protocol")[1:])
-    assert "| 90.0 |" in usual
-    assert other.startswith(", albert")
-    assert "| 80.0 |" in other
-
-
-def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):
-    pytest.importorskip("matplotlib")
-    lines = [line_of("uniform", [[10, 0.60, 0.1], [40, 0.70, 0.3]], seed) for seed in (0, 1)]
-    for line in [*lines, line_of("rho", [[10, 0.65, 0.1], [40, 0.80, 0.3]])]:
-        records.append(tmp_path / "runs.jsonl", line)
-    text = report.write(tmp_path).read_text()
-    for name in ("cola-accuracy.png", "cola-steps.png"):
-        assert f"({name})" in text
-        assert (tmp_path / name).read_bytes()[1:4] == b"PNG"

@@ -23,6 +23,8 @@ from experiments.bench.numbers import (
 )
 from experiments.studies import STUDIES
 from experiments.studies.claims import CLAIMS
+from experiments.studies.comparisons import behind
+from experiments.studies.digit_claims import DIGIT_CLAIMS
 from rholoss.errors import RholossError
 
 UNIFORM, RHO = Cell(epochs=4), Cell(method="rho", il="resnet18, clean holdout", epochs=4)
@@ -85,6 +87,11 @@ def test_speedup_as_in_figure_2():
     assert speedup(line(RHO, [99, 99]), uniform, epochs=3) is None  # too short to say
 
 
+def test_an_irreducible_loss_model_is_behind_a_target():
+    run = line(RHO, [70], il_fit={"accuracy": [60.0, 62.0]})
+    assert behind(run, line(UNIFORM, [80])) == 19
+
+
 def test_spread_in_words():
     assert spread([]) == "not run"
     assert spread([None, None]) == "NR"
@@ -128,6 +135,7 @@ def test_a_page_of_what_is_there_so_far(tmp_path):
     assert "| uniform |  | 4 (3-4) | NR | 35.0 (32.5-37.5) | 55.0 (50.0-60.0) | 2 |" in text
     assert "| RHO-LOSS | 35.0 | 10.0 | 50.0 |" in text  # by class
     assert "Not run, or not in full: RHO-LOSS: 1 of 2 seeds." in text
+    assert "| RHO-LOSS | 1 / 2 (70) | runs too short | 55.2 | 37.5 |" in text  # speed-up
     assert "## Another\n\nNot run." in text
     assert "[made](../made/runs.jsonl)" in text
     assert "cpu, torch 2, fp32" in text
@@ -249,13 +257,55 @@ def test_a_claim_of_several_parts(tmp_path):
     assert told == "RHO-LOSS 55.0, uniform 40.0; RHO-LOSS 55.0, uniform 40.0"
     told, verdict = Claim("", "", "made", [higher, absent]).judge(STUDY, results)
     assert verdict == f"holds (1 of 2 seeds, {short}, 1 of 2 parts not run)"
-    assert told == "RHO-LOSS 55.0, uniform 40.0"
+    assert told == "Clean: a group: RHO-LOSS 55.0, uniform 40.0"  # of two groups
     many = Claim("", "", "made", [higher] * 8 + [lower]).judge(study, results)
     assert many == ("8 of 9 hold", f"{IN_PART} ({short})")
     assert Claim("", "", "made", [absent], why="no data").judge(study, results) == (
         "no data",
         NOT_RUN,
     )
+
+
+def test_some_parts_may_fail_where_the_paper_says_so(tmp_path):
+    higher = Compare("Clean: a group", "RHO-LOSS", final, "uniform", above=True)
+    lower, absent = replace(higher, above=False), Compare("Another", "loss", final, above=True)
+    study = replace(STUDY, seeds=1)
+    write(tmp_path, line(UNIFORM, [40]), line(RHO, [55]))
+    results = Results.read(tmp_path)
+
+    def verdict(*parts):
+        return Claim("", "", "made", parts, spare=2).judge(study, results)[1]
+
+    assert verdict(higher, lower, lower) == HOLDS
+    assert verdict(higher, lower, lower, lower) == IN_PART
+    assert verdict(lower, lower) == FAILS  # some part must hold
+    assert verdict(lower, absent, absent) == f"{FAILS} (2 of 3 parts not run)"
+
+
+def test_a_run_that_broke_off_is_told_beside_the_verdict(tmp_path):
+    higher = Compare("Clean: a group", "RHO-LOSS", final, "uniform", above=True)
+    study, claim = replace(STUDY, seeds=1), Claim("", "", "made", [higher])
+    write(tmp_path, line(UNIFORM, [40], error="a loss that is not finite"), line(RHO, [55]))
+    assert claim.judge(study, Results.read(tmp_path))[1] == f"{HOLDS} (uniform broke off)"
+
+
+def test_a_number_of_two_runs_is_held_against_that_of_another_group(tmp_path):
+    wrong = {name: replace(cell, labels="noise 10 %") for name, cell in GROUP.arms.items()}
+    study = replace(STUDY, groups=(GROUP, Group("Noisy", wrong)), seeds=1)
+    compare = Compare(
+        "Noisy", "RHO-LOSS", lambda mine, other: final(mine) - final(other), "uniform",
+        above=True, paired=True, beside="Clean: a group",
+    )  # fmt: skip
+    clean = [line(UNIFORM, [40]), line(RHO, [55])]
+    noisy = [line(wrong["uniform"], [30]), line(wrong["RHO-LOSS"], [46])]
+    write(tmp_path, *clean, *noisy)
+    told = "Noisy 16.0, Clean: a group 15.0"
+    assert compare.judge(study, Results.read(tmp_path)) == (told, HOLDS)
+    noisy[1] = line(wrong["RHO-LOSS"], [45])
+    write(tmp_path, *clean, *noisy)
+    assert compare.judge(study, Results.read(tmp_path))[1] == FAILS  # no greater
+    write(tmp_path, *noisy)
+    assert compare.judge(study, Results.read(tmp_path)) == ("", NOT_RUN)
 
 
 def test_a_number_of_two_runs_is_held_against_a_bound(tmp_path):
@@ -278,7 +328,20 @@ def test_the_claims_of_the_paper_name_groups_and_arms_that_exist(tmp_path):
     for claim in CLAIMS:
         titles = {group.title: group for group in STUDIES[claim.study].groups}
         for part in claim.parts:
-            assert {part.arm, part.other or part.arm} <= set(titles[part.group].arms)
+            for group in filter(None, (part.group, part.beside)):
+                assert {part.arm, part.other or part.arm} <= set(titles[group].arms)
+
+
+def test_every_study_of_the_paper_has_a_claim():
+    own = {
+        "real_noise",
+        "real_noise_milder",
+        "il_strength",
+        "noise_conventions",
+        "fig9_weak_target",
+    }
+    judged = {claim.study for claim in (*CLAIMS, *DIGIT_CLAIMS)}
+    assert judged == set(STUDIES) - own - {"fig6_official"}  # as fig6, on other files
 
 
 def test_the_table_of_claims_goes_between_its_marks(tmp_path):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.bench.cell import Study
+from experiments.bench.cell import Group, Study
 from experiments.bench.numbers import Line, Results, mean, spread, weakest_final
 
 Measure = Callable[..., float | None]  # of a line, and of what `Compare` says beside
@@ -26,7 +26,8 @@ class Compare:
     where that is just ours(other), the same number will not do.
     What was not reached (None) counts as infinitely many steps. With `controlled` the measure also gets
     the final accuracy of the weakest arm of the group, below which arms can be compared. With `paired` it
-    gets the two arms' lines of a seed, and its number is held against `plus` (None: these say nothing).
+    gets the two arms' lines of a seed, and its number is held against `plus` (None: these say nothing), or
+    against the number of the same two arms in the group `beside`.
     """
 
     group: str
@@ -38,17 +39,19 @@ class Compare:
     above: bool = False
     controlled: bool = False
     paired: bool = False
+    beside: str = ""
     unit: str = ""
     digits: int = 1
 
     def judge(self, study: Study, results: Results) -> tuple[str, str]:
         """(ours in words, verdict)."""
-        lines = self._lines(study, results)
-        mine, theirs = self._numbers(lines)
+        mine, theirs = self._numbers(self._lines(study, results, self.group))
+        if self.beside:
+            theirs, _ = self._numbers(self._lines(study, results, self.beside))
         seeds = sorted(set(mine) & set(theirs)) if self._against else sorted(mine)
         if not seeds:
             return "", NOT_RUN
-        told = f"{self.arm} {self._told(mine, seeds)}"
+        told = f"{self.group if self.beside else self.arm} {self._told(mine, seeds)}"
         told += f", {self._against} {self._told(theirs, seeds)}" if self._against else ""
         each = [self._holds(mine[seed], theirs.get(seed, 0.0)) for seed in seeds]
         if all(each):
@@ -61,25 +64,29 @@ class Compare:
 
     def short(self, study: Study, results: Results) -> set[str]:
         """What the runs lack of what the study asks for, in words."""
-        arms = next(group for group in study.groups if group.title == self.group).arms
-        lines, told = self._lines(study, results), set()
-        for name in filter(None, (self.arm, self.other)):
-            found = list(lines[name].values())
-            if 0 < len(found) < study.seeds:
-                told.add(f"{len(found)} of {study.seeds} seeds")
-            others = {line["epochs"] for line in found} - {arms[name].epochs}
-            told |= {f"{num} of {arms[name].epochs} epochs" for num in others}
+        told = set()
+        for title in filter(None, (self.group, self.beside)):
+            arms = _group(study, title).arms
+            for name in filter(None, (self.arm, self.other)):
+                found = results.of(arms[name], study.seeds)
+                if 0 < len(found) < study.seeds:
+                    told.add(f"{len(found)} of {study.seeds} seeds")
+                others = {line["epochs"] for line in found} - {arms[name].epochs}
+                told |= {f"{num} of {arms[name].epochs} epochs" for num in others}
+                if any(line["error"] for line in found):
+                    told.add(f"{name} broke off")
         return told
 
     @property
     def _against(self) -> str | None:
-        """The arm whose number is the bound."""
-        return None if self.paired else self.other
+        """The arm, or the group, whose number is the bound."""
+        return self.beside or (None if self.paired else self.other)
 
-    def _lines(self, study: Study, results: Results) -> dict[str, dict[int, Line]]:
-        """Lines of the group by arm and seed, of runs that came as far as an evaluation."""
-        group = next(group for group in study.groups if group.title == self.group)
-        arms = {name: results.of(cell, study.seeds) for name, cell in group.arms.items()}
+    def _lines(self, study: Study, results: Results, group: str) -> dict[str, dict[int, Line]]:
+        """Lines of a group by arm and seed, of runs that came as far as an evaluation."""
+        arms = {
+            name: results.of(cell, study.seeds) for name, cell in _group(study, group).arms.items()
+        }
         return {
             name: {line["seed"]: line for line in lines if line["eval"]}
             for name, lines in arms.items()
@@ -113,6 +120,10 @@ class Compare:
         return spread([numbers[seed] for seed in seeds], self.digits) + self.unit
 
 
+def _group(study: Study, title: str) -> Group:
+    return next(group for group in study.groups if group.title == title)
+
+
 def _far(value: float | None) -> float:
     return float("inf") if value is None else value
 
@@ -121,7 +132,8 @@ def _far(value: float | None) -> float:
 class Claim:
     """A sentence of the paper and the comparisons that it comes down to, all of which must hold.
 
-    `why` says what it lacks, if it is not run for another reason than time.
+    `why` says what it lacks, if it is not run for another reason than time; `spare` how many parts need not
+    hold, where the paper says that some or nearly all do.
     """
 
     text: str
@@ -129,6 +141,7 @@ class Claim:
     study: str
     parts: Sequence[Compare]
     why: str = ""
+    spare: int = 0
 
     def judge(self, study: Study, results: Results) -> tuple[str, str]:
         """(ours in words, verdict) of all parts together."""
@@ -136,12 +149,20 @@ class Claim:
         ran = [entry for entry in judged if entry[2] != NOT_RUN]
         if not ran:
             return self.why, NOT_RUN
-        verdicts = [verdict for _, _, verdict in ran]
-        verdict = verdicts[0] if len(set(verdicts)) == 1 else IN_PART
-        short = sorted(set().union(*(part.short(study, results) for part, _, _ in ran)))
+        verdict = self._together([verdict for _, _, verdict in ran])
+        short = sorted(set().union(*(part.short(study, results) for part in self.parts)))
         if len(ran) < len(judged):
             short.append(f"{len(judged) - len(ran)} of {len(judged)} parts not run")
         verdict += f" ({', '.join(short)})" if short else ""
         if len(ran) > MANY:
-            return f"{verdicts.count(HOLDS)} of {len(ran)} hold", verdict
-        return "; ".join(told for _, told, _ in ran), verdict
+            num = sum(verdict == HOLDS for _, _, verdict in ran)
+            return f"{num} of {len(ran)} hold", verdict
+        many = len({part.group for part in self.parts}) > 1  # then each says of which it is
+        named = [f"{part.group}: {told}" if many else told for part, told, _ in ran]
+        return "; ".join(named), verdict
+
+    def _together(self, verdicts: Sequence[str]) -> str:
+        others = [verdict for verdict in verdicts if verdict != HOLDS]
+        if len(others) < len(verdicts) and len(others) <= self.spare:
+            return HOLDS
+        return others[0] if len(set(verdicts)) == 1 else IN_PART

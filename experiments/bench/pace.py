@@ -9,6 +9,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 SETTLED = 500  # steps after which a run's pace counts: the first ones compile
+ENOUGH = 100  # and of so many more it is known
 
 
 class Moving(Protocol):
@@ -42,7 +43,7 @@ class Pace:
         for run in running:
             if run.step >= SETTLED:
                 since, step = self._settled.setdefault(run, (now, run.step))
-                if run.step >= step + SETTLED:
+                if run.step >= step + ENOUGH:
                     paces.append((now - since) / (run.step - step))
         if paces:
             self._a_step = max(paces)

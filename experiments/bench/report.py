@@ -115,13 +115,14 @@ def speedups(group: Group, lines: Lines) -> list[str]:
         partner = name.replace("RHO-LOSS", "uniform") if name.endswith("RHO-LOSS") else "uniform"
         uniform = {line["seed"]: line for line in lines.get(partner, lines.get("uniform", []))}
         pairs = [(line, uniform[line["seed"]]) for line in found if line["seed"] in uniform]
-        values = [speedup(*pair) for pair in pairs]
-        paper = group.paper.get(name, "")
-        ours = spread([value for value in values if value is not None], 2)
-        rows.append([name, paper, ours, over(found, final)])
+        values = [value for pair in pairs if (value := speedup(*pair)) is not None]
+        ours = "runs too short" if pairs and not values else spread(values, 2)
+        others = over([other for _, other in pairs], final)
+        rows.append([name, group.paper.get(name, ""), ours, over(found, final), others])
     num = FIG2_EPOCHS
     text = f"Speed-up: {num} / the epoch at which uniform's best of {num} is reached; 0: never."
-    return [*_table(["", "paper, each seed", "ours", "final, %"], rows), "", text]
+    head = ["", "paper, each seed", "ours", "final, %", "uniform's final, %"]
+    return [*_table(head, rows), "", text]
 
 
 def classes(group: Group, lines: Lines) -> list[str]:

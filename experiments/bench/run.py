@@ -34,6 +34,7 @@ from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.progress import Bar
 
 CHUNK = 50  # steps of one run before the next one has its turn
+WINDOW = 100  # steps after which the trainer reads what happened, and waits for the device
 LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
 COMPILED = ("resnet18", "small_cnn")  # the others train too shortly to repay minutes of compiling
 RECOMPILES = 64  # kinds of model, batch size and method that one process may compile
@@ -208,7 +209,8 @@ class Run:
     def advance(self, steps: int = CHUNK) -> int:
         """Train on, at most to the next evaluation; returns the steps taken.
 
-        An evaluation is read in the next turn, so that other runs have theirs while it is made.
+        An evaluation is read in the next turn, so that other runs have theirs while it is made, and the
+        step in which the trainer waits for the device is left for a turn of its own.
         """
         trainer, before = self.trainer, self.trainer.step
         on_stream = torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
@@ -216,7 +218,7 @@ class Run:
             self._read_look()
             try:
                 look = next_look(before, self.steps_per_epoch, self.cell.looks)
-                trainer.train(min(steps, look - before))
+                trainer.train(min(steps, look - before, before_waiting(before)))
                 if trainer.step == trainer.total_steps:
                     trainer.flush()
             except TooFewFiniteScoresError as problem:  # a run that diverged is a result too
@@ -248,6 +250,11 @@ def next_look(step: int, steps_per_epoch: int, looks: int) -> int:
     """The step of the next evaluation: `looks` an epoch, evenly, one of them at its end."""
     done = step * looks // steps_per_epoch
     return -(-(done + 1) * steps_per_epoch // looks)
+
+
+def before_waiting(step: int) -> int:
+    """Steps up to the one in which the trainer waits, or that one."""
+    return (WINDOW - 1 - step) % WINDOW or 1
 
 
 def _adamw(parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:

@@ -123,7 +123,8 @@ def clothing1m(
 
 
 def _lines(path: Path) -> list[str]:
-    return need(path, "Clothing-1M", CLOTHING_HOME).read_text().split("\n")[:-1]
+    text = need(path, "Clothing-1M", CLOTHING_HOME).read_text()
+    return [line for line in text.split("\n") if line]  # the last may end with the file
 
 
 def _labels(path: Path) -> dict[str, int]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments import records
-from experiments.fair_clock.arms import ARMS, Cell
-from experiments.fair_clock.choose import choice_for, tuned
+from experiments.fair_clock.arms import ARMS, LABELS, Cell
+from experiments.fair_clock.choose import Choice, choice_for, tuned
 
 RESULTS = records.RESULTS / "fair_clock" / "runs.jsonl"
-RATES = [1e-3, 3e-3, 6e-3]
+SIZES, RATES = [32, 128, 512], [1e-3, 3e-3, 6e-3]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("tune", "final", "report"))
-    parser.add_argument("--dataset", default="cifar10", choices=("cifar10", "cifar100"))
+    parser.add_argument("--dataset", default="cifar10", choices=list(LABELS))
     parser.add_argument("--part", default="all", choices=("all", "half"))
-    parser.add_argument("--labels", nargs="+", default=["clean", "noise 10 %", "worse"])
+    parser.add_argument("--labels", nargs="+", help="all of the data set unless given")
     parser.add_argument("--arms", nargs="+", default=["uniform"], choices=list(ARMS))
     parser.add_argument("--n-b", nargs="+", type=int, help="final: the tuned one unless given")
     parser.add_argument("--lr", nargs="+", type=float, help="final: the tuned one unless given")
@@ -29,36 +33,43 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--side-by-side", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--data", default=None, help="directory with the CIFAR files")
-    return parser.parse_args()
+    a = parser.parse_args(words)
+    a.labels = a.labels or list(LABELS[a.dataset])
+    unknown = [name for name in a.labels if name not in LABELS[a.dataset]]
+    if unknown:
+        known = ", ".join(map(repr, LABELS[a.dataset]))
+        parser.error(f"--labels {unknown[0]!r}: {a.dataset} has {known}")
+    return a
 
 
-def cells_of(a: argparse.Namespace) -> list[Cell]:
+def cells_of(a: argparse.Namespace, lines: list[dict[str, Any]]) -> list[Cell]:
     """Seeds outermost: one of everything before a second of anything."""
-    fixed = a.n_b[0] if a.n_b and len(a.n_b) == 1 else None
-    best = tuned(records.read(RESULTS, a.out), n_b=fixed)
     cells = []
-    for seed in a.seeds:
-        for labels in a.labels:
-            for arm in a.arms:
-                sizes, rates = a.n_b or [32, 128, 512], a.lr or RATES
-                if a.what == "final" and not (a.n_b and a.lr):
-                    choice = choice_for(best, a.dataset, labels, arm)
-                    if choice is None:
-                        raise SystemExit(
-                            f"{arm} was not tuned on {a.dataset}, {labels}, and neither was uniform: run "
-                            "`tune` first, or give --n-b and --lr."
-                        )
-                    sizes, rates = [choice[0]], [choice[1]]
-                cells += [
-                    Cell(labels, arm, n_b, lr, seed, a.what, a.budget, a.il, a.dataset, a.part)
-                    for n_b in sizes
-                    for lr in rates
-                ]
+    for seed, labels, arm in itertools.product(a.seeds, a.labels, a.arms):
+        il = a.il if ARMS[arm].needs_il else "inside"  # who reads none has but one kind of run
+        cell = Cell(labels, arm, 0, 0.0, seed, a.what, a.budget, il, a.dataset, a.part)
+        cells += [replace(cell, n_b=n_b, lr=lr) for n_b, lr in _choices(a, cell, lines)]
     return cells
 
 
-def main() -> None:
-    a = arguments()
+def _choices(a: argparse.Namespace, cell: Cell, lines: list[dict[str, Any]]) -> Iterator[Choice]:
+    """Sizes and rates that were given; in a final run the others are those that were tuned."""
+    if a.what == "tune" or (a.n_b and a.lr):
+        yield from itertools.product(a.n_b or SIZES, a.lr or RATES)
+        return
+    for n_b in a.n_b or [None]:
+        choice = choice_for(tuned(lines, n_b, a.lr), cell)
+        if choice is None:
+            at = f" at n_b {n_b}" if n_b else f" at rate {a.lr}" if a.lr else ""
+            raise SystemExit(
+                f"{cell.arm} was not tuned on {a.dataset}, {cell.labels}{at}, and neither was uniform: "
+                "run `tune` first, or give --n-b and --lr."
+            )
+        yield choice
+
+
+def main(words: list[str] | None = None) -> None:
+    a = arguments(words)
     if a.what == "report":
         from experiments.fair_clock.report import write
 
@@ -66,8 +77,9 @@ def main() -> None:
         return
     from experiments.fair_clock.race import Race, done, run
 
-    have = done([RESULTS, a.out])
-    cells = [cell for cell in cells_of(a) if cell.key() not in have]
+    paths = list(dict.fromkeys([RESULTS, a.out]))
+    have = done(paths)
+    cells = [cell for cell in cells_of(a, list(records.read(*paths))) if cell.key() not in have]
     print(f"{len(cells)} runs to do", flush=True)
     if cells:
         race = Race(a.dataset, a.data)

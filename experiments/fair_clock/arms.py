@@ -42,6 +42,7 @@ class Arm:
         return Schedule(stop=stop, drop=self.drop)
 
 
+LABELS = {"cifar10": ("clean", "noise 10 %", "worse"), "cifar100": ("clean", "noise 10 %")}
 LONGEST = 0.3  # share of the steps that an automatic switch may take at most
 
 
@@ -101,6 +102,11 @@ class Cell:
     dataset: str = "cifar10"
     part: str = "all"  # or 'half': even ids train, odd ids are the holdout set
 
+    @property
+    def race(self) -> tuple[str, str, float]:
+        """What has its own table and its own tuning: data set, part of it, budget."""
+        return self.dataset, self.part, self.budget
+
     def key(self) -> str:
         return "|".join(f"{k}={v}" for k, v in asdict(self).items())
 
@@ -133,21 +139,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of step, which has its own time: n_b of how many, by which method, by a plan or not."""
+    """A kind of step, which has its own time: n_b of how many, by which method, by which arm's plan.
+
+    A plan costs something in steps that score, too: the losses are remembered. And each plan deals
+    passes of its own length, so that one does not stand for another.
+    """
 
     method: str
     n_b: int
     k: int = 1
-    planned: bool = False
+    planned: str = ""  # name of the arm
 
     @property
     def key(self) -> str:
         name = "scoring" if self.method != "uniform" else "planned" if self.planned else "uniform"
-        return f"{name} {self.n_b} of {self.n_b * self.k}"
+        by = f" by {self.planned}" if self.planned else ""
+        return f"{name} {self.n_b} of {self.n_b * self.k}{by}"
 
 
 def kinds(cell: Cell) -> tuple[Kind, Kind]:
     """Of the steps that score, and of those that do not (the same if the arm never scores)."""
     arm = ARMS[cell.arm]
-    plain = Kind("uniform", cell.n_b, planned=arm.plan is not None)
-    return (Kind(arm.method, cell.n_b, arm.k) if arm.scores else plain), plain
+    planned = arm.name if arm.plan is not None else ""
+    plain = Kind("uniform", cell.n_b, planned=planned)
+    return (Kind(arm.method, cell.n_b, arm.k, planned) if arm.scores else plain), plain

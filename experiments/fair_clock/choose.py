@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.fair_clock.arms import Cell
 
 Choice = tuple[int, float]  # n_b, lr
+# By (data set, part, budget), labels and arm: choices are not carried from one race to another.
+Choices = dict[tuple[tuple[str, str, float], str, str], Choice]
 
 
 def tuned(
-    lines: Iterable[Mapping[str, Any]], n_b: int | None = None
-) -> dict[tuple[str, str, str], Choice]:
-    """By (data set, labels, arm): the best n_b and rate, by the mean over seeds; `n_b` fixes the first."""
-    found: dict[tuple[str, str, str], dict[Choice, list[float]]] = {}
+    lines: Iterable[Mapping[str, Any]],
+    n_b: int | None = None,
+    rates: Sequence[float] | None = None,
+) -> Choices:
+    """The best n_b and rate by the mean over seeds, the irreducible losses paid for.
+
+    `n_b` fixes the first, `rates` names those that may be chosen.
+    """
+    found: dict[Any, dict[Choice, list[float]]] = {}
     for line in lines:
         cell = Cell.of(line)
-        if cell.split != "tune" or line["error"] or n_b not in (None, cell.n_b):
+        unasked = n_b not in (None, cell.n_b) or (rates is not None and cell.lr not in rates)
+        if cell.split != "tune" or cell.il != "inside" or line["error"] or unasked:
             continue
-        key = (cell.dataset, cell.labels, cell.arm)
+        key = (cell.race, cell.labels, cell.arm)
         found.setdefault(key, {}).setdefault((cell.n_b, cell.lr), []).append(line["accuracy"])
 
     def mean(values: list[float]) -> float:
@@ -31,8 +39,14 @@ def tuned(
     }
 
 
-def choice_for(
-    best: Mapping[tuple[str, str, str], Choice], dataset: str, labels: str, arm: str
-) -> Choice | None:
-    """The arm's own choice; else that of uniform, which every arm is a change of; else None."""
-    return best.get((dataset, labels, arm)) or best.get((dataset, labels, "uniform"))
+def choice_for(best: Choices, cell: Cell) -> Choice | None:
+    """The arm's own choice in this race, else that of uniform, which every arm is a change of.
+
+    Where neither was tuned in it, those of the race over all points in 17 s; else None.
+    """
+    usual = Cell("", "", 0, 0.0, 0, dataset=cell.dataset).race
+    for race in (cell.race, usual):
+        for arm in (cell.arm, "uniform"):
+            if (race, cell.labels, arm) in best:
+                return best[race, cell.labels, arm]
+    return None

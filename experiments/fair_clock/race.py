@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ SCORING = {
 }  # the cheapest way: see benchmarks/results/step.md
 CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
+ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape
 WARM_SECONDS = 1.5  # of steps before any is timed: an idle GPU takes a while to reach its clock
 LOADERS = {"cifar10": (cifar10, 10), "cifar100": (cifar100, 100)}
 
@@ -104,18 +105,21 @@ class Race:
         if cell.part == "all":
             return fit_resident(make, data, folds=2, **options)
         whole = self.train.with_targets(self.labels(cell.labels))
-        odd = whole.take(torch.arange(1, len(whole), 2, device=whole.device))
-        return fit_resident(make, odd, score=data, **options)
+        odd = torch.arange(len(whole)) % 2 == 1
+        if cell.split == "tune":
+            odd[self.validation] = False  # whoever chooses among arms has not seen their judge
+        rows = odd.nonzero().flatten().to(whole.device)
+        return fit_resident(make, whole.take(rows), score=data, **options)
 
     def trainer(self, cell: Cell, steps: int, capacity: int, arm: Arm | None = None) -> Trainer:
-        """A trainer that is to take `steps` steps, and might take `capacity`."""
+        """A trainer that is to take `steps` steps, and might take `capacity` or some more."""
         arm, (data, _) = arm or ARMS[cell.arm], self.data(cell)
         torch.manual_seed(cell.seed)
         scoring: dict[str, Any] = {**SCORING, "scoring": Folded()} if arm.scores else {}
         trainer = Trainer(
             ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             data,
-            total_steps=capacity,
+            total_steps=-(-capacity // ROOM) * ROOM,
             method=arm.method,
             irreducible=self.irreducible(cell) if arm.needs_il else None,
             candidates=cell.n_b * arm.k,
@@ -139,25 +143,28 @@ class Race:
         for cell in cells:
             for kind in kinds(cell):
                 if kind.key not in self.times:
-                    self.times[kind.key] = self._measure(replace(cell, labels="clean"), kind, steps)
+                    self.times[kind.key] = self._measure(cell, kind, steps)
                     print(f"{kind.key}: {self.times[kind.key]:.3f} ms", flush=True)
 
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
-        plan = ARMS[cell.arm].plan if kind.planned else None
+        plan = ARMS[kind.planned].plan if kind.planned else None
         steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
         arm = Arm("", kind.method, kind.k, plan=plan)
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
+        self._wait()
         started = time.perf_counter()
         while time.perf_counter() - started < WARM_SECONDS and trainer.step < 8 * steps:
             trainer.train(50)
-            torch.cuda.synchronize()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        marks[0].record()
+            self._wait()
+        started = time.perf_counter()
         trainer.train(steps)
-        marks[1].record()
-        torch.cuda.synchronize()
-        return float(marks[0].elapsed_time(marks[1]) / steps)
+        self._wait()
+        return 1000 * (time.perf_counter() - started) / steps
+
+    def _wait(self) -> None:
+        if self.train.device.type == "cuda":
+            torch.cuda.synchronize(self.train.device)
 
 
 def rate(cell: Cell, steps: int) -> Callable[[int], float]:

@@ -121,8 +121,9 @@ def fair_table(runs: list[tuple[Cell, dict[str, Any]]]) -> list[str]:
 
 
 def seconds_used(record: dict[str, Any], il_counts: bool) -> float:
-    """What the run really took, to be held against its budget."""
-    return float(record.get("seconds", 0.0) + (record["il_seconds"] if il_counts else 0.0))
+    """What the run would take with nothing beside it, to be held against its budget."""
+    trained = record["steps"] * record["seconds_a_step"]
+    return float(trained + (record["il_seconds"] if il_counts else 0.0))
 
 
 def draw(
@@ -201,5 +202,5 @@ to zero. *Counted*: the time of the irreducible-loss model (2 layers) is part of
 not. Annealed: RHO-LOSS for the first 30 % of the steps, then uniform without the tenth of highest
 irreducible loss. Uniform draws its 32 rows from the same 320 candidates, which costs it nothing; random
 half does the same with half of the training rows, drawn once. The number of steps is set beforehand, from
-steps that were timed; *seconds used* is what the run then took, with the irreducible losses where they
-count."""
+100 steps of each arm that were timed with nothing beside them; after that, runs may go side by side.
+*Seconds used* is steps times that time, with the irreducible losses (timed alone, too) where they count."""

@@ -39,6 +39,7 @@ STUDIES: dict[str, Study] = {
         real_noise.MILDER,
         table2.CINIC10,
         table3.CINIC10,
+        fig2.CINIC10,
         table4.CINIC10,
         clothing1m.STUDY,
         fig6.OFFICIAL,

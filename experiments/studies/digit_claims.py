@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.bench.claims import Claim, Compare
 from experiments.bench.numbers import Line, steps_to
-from experiments.studies.claims import RHO, better, sooner, worse
+from experiments.studies.comparisons import RHO, better, sooner, worse
 from experiments.studies.fig9 import ACTIVE
 
 NOISES = ("10 % uniform noise", "Structured noise, a random half")

@@ -54,6 +54,21 @@ STUDY = Study(
     seeds=2,
     note="Row 3 as in the paper: the half that is trained on is itself split into two halves.",
 )
+CINIC10 = Study(
+    "fig2_cinic10",
+    "Figure 2, rows 1 to 3, CINIC-10",
+    (
+        Group(
+            "CINIC-10",
+            rows(Cell("cinic10", n_b=64, n_B=640)),
+            paper=paper("1.79 1.82", "1.92 1.75 1.61", "1.16 1.02"),
+            show=SHOW,
+        ),
+    ),
+    seeds=2,
+    tier=2,
+    note=STUDY.note,
+)
 
 
 def architectures(base: Cell) -> dict[str, Cell]:

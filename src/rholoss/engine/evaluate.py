@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from rholoss.engine.capture import Captured, says_what_to_reduce
 from rholoss.engine.resident import Resident
 from rholoss.engine.streamed import Streamed
+from rholoss.errors import RholossError
 from rholoss.losses import output_of
 from rholoss.modes import own_autocast, scoring_mode
 from rholoss.scoring import Scorer
@@ -44,6 +45,12 @@ class Evaluator:
         compile: bool = False,
         capture: bool = True,
     ) -> None:
+        highest = int(data.targets.max())
+        if highest >= num_classes:  # a GPU would stop for good at such a label
+            raise RholossError(
+                f"`num_classes` is {num_classes}, but the data has labels up to {highest}; there must be "
+                "more classes than that."
+            )
         self.model, self.data, self.num_classes = model, data, num_classes
         self.dtype = Scorer(precision=precision).dtype
         size = min(batch_size, len(data))

@@ -21,6 +21,7 @@ from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
+from rholoss.losses import output_of
 from rholoss.modes import own_autocast
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Folded(Cheaper):
         x = candidates.x.to(self.copy.dtype)
         with torch.no_grad():
             with own_autocast(x.device, step.dtype):
-                output = self.copy.model(x)
+                output = output_of(self.copy.model(x))
             return step.quantities(output, candidates.y), None
 
 

@@ -81,10 +81,10 @@ def fit_resident(
         raise RholossError(
             f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
         )
-    if batch_size < 1 or not 1 <= evaluations <= epochs:
+    if min(epochs, batch_size, evaluations) < 1:
         raise RholossError(
-            f"`batch_size` must be at least 1 and `evaluations` in 1..`epochs`, but are {batch_size} and "
-            f"{evaluations}, with {epochs} epochs."
+            f"`epochs`, `batch_size` and `evaluations` must be at least 1, but are {epochs}, {batch_size} "
+            f"and {evaluations}."
         )
     started = time.perf_counter()
     make = functools.partial(

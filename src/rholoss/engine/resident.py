@@ -36,6 +36,10 @@ class Examples:
         """Those at these positions."""
         return Examples(self.index[b], self.x[b], self.y[b])
 
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets for a model in float32; numbers of tokens stay what they are."""
+        return self.x.float() if self.x.is_floating_point() else self.x, self.y
+
 
 class Resident:
     """Inputs and targets on one device.
@@ -47,7 +51,7 @@ class Resident:
         mean, std: of pixels in 0..1, for each channel; None leaves the inputs as they are.
         augment: a `CropFlip`, for images.
         device: by default a GPU if there is one.
-        dtype: of the inputs that come out; float32 by default.
+        dtype: of the inputs that come out; float32 by default (tokens: torch.long).
     """
 
     def __init__(

@@ -28,8 +28,9 @@ def irreducible_table(
     if not isinstance(source, TableSource):
         if isinstance(source, LiveIrreducible) and not drop:
             return None
+        who = f"The method {method.name!r}" if not drop else f"A schedule with `drop`={drop}"
         raise RholossError(
-            f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
+            f"{who} needs irreducible losses; pass `irreducible=` what "
             "`fit_irreducible` returned (or a `LiveIrreducible`, if the schedule drops nothing)."
         )
     loss_N = source.table.lookup(ids.cpu())

@@ -29,6 +29,7 @@ def saved(trainer: Trainer) -> dict[str, Any]:
         "total_steps": trainer.total_steps,
         "rates": body.lr_T.cpu(),
         "stop": trainer.schedule.stop,
+        "reducible": trainer.reducible,
         "rows": trainer.rows.state_dict(),
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
@@ -57,6 +58,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     trainer.seed = trainer.rows.seed = state.get("seed", trainer.seed)
     trainer.rows.load_state_dict(state["rows"])
     trainer.start_from(state["step"])
+    trainer.reducible = state.get("reducible", trainer.reducible[:0])
     trainer.model.load_state_dict(state["model"])
     _load_optimizer(trainer.optimizer, state["optimizer"])
     for group in trainer.optimizer.param_groups:

@@ -302,7 +302,7 @@ class DeviceStep:
         measured, forwarded = self.scoring.measure(self, model, candidates, generator)
         table = self.irreducible if "irreducible_loss" in self.method.needs else None
         if self.live is not None and "irreducible_loss" in self.method.needs:
-            body = (candidates.x.float(), candidates.y)
+            body = candidates.whole()
             measured["irreducible_loss"] = self.live.losses(index, body, self.data.device)
         score_B, mean = self._rank(index, measured, table, forwarded)
         return self._pick(score_B, self.k, generator), score_B, mean
@@ -369,6 +369,6 @@ class DeviceStep:
             *rows, score = self._chosen(candidates, selection.position, score_B)
             chosen = Examples(*rows)
             if self.live is not None:
-                self.live.update((chosen.x.float(), chosen.y), weight)
+                self.live.update(chosen.whole(), weight)
             self.scoring.update(self, chosen, weight)
         self.learn(chosen, weight, score, mean)

@@ -170,6 +170,7 @@ class Trainer:
         self.losses: list[Tensor] = []  # of the steps, as they were read
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
+        self.reducible = torch.zeros(0)  # mean scores of the steps of this hundred that scored
 
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""
@@ -252,7 +253,7 @@ class Trainer:
         rows = self.candidates if scores else self.k
         self.ledger.count(rows, rows, self.k, *(self._cost.passes() if scores else (0, 0)))
         self._window.append(scores)
-        if len(self._window) == WINDOW:
+        if self.step % WINDOW == 0:  # at the same steps, whoever else has flushed or resumed
             self.flush()
 
     def flush(self) -> None:
@@ -277,8 +278,11 @@ class Trainer:
             self.log.add(self._flushed + i, index[i], score[i] if scored[i] else None)
         self._flushed += num
         self.log.flush()
-        if self.catch_up and self.schedule(self.step).score and reducible.nanmean() <= 0:
-            self.stop_scoring()
+        self.reducible = torch.cat([self.reducible, reducible])
+        if self.step % WINDOW == 0:
+            if self.catch_up and self.schedule(self.step).score and self.reducible.nanmean() <= 0:
+                self.stop_scoring()
+            self.reducible = self.reducible[:0]
         for tap in self.on_flush:
             tap(self.step, index, losses)
         if short or broken:

@@ -1,0 +1,81 @@
+"""Ways to compare arms that the claims are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from experiments.bench.claims import Compare
+from experiments.bench.numbers import Line, epochs_to, final, mean, share, share_below, speedup
+
+CLEAN, NOISY = "Clean labels", "10 % wrong labels, clean holdout"
+RHO, R18, SMALL = "RHO-LOSS", "RHO-LOSS, ResNet-18 IL", "RHO-LOSS, small CNN IL"
+
+
+def to(accuracy: float):
+    def epochs(line: Line) -> float | None:
+        return epochs_to(line, accuracy)
+
+    return epochs
+
+
+def picks(kind: str):
+    def percent(line: Line) -> float | None:
+        return share(line, kind)
+
+    return percent
+
+
+def sooner(group: str, arm: str, accuracy: float, factor: float, other: str = "uniform") -> Compare:
+    unit = f" epochs to {accuracy:g} %"
+    return Compare(group, arm, to(accuracy), other, factor=factor, unit=unit, digits=0)
+
+
+def better(group: str, arm: str, other: str = "uniform", plus: float = 0.0) -> Compare:
+    return Compare(group, arm, final, other, plus=plus, above=True, unit=" %")
+
+
+def worse(group: str, arm: str, other: str = "uniform", plus: float = 0.0) -> Compare:
+    return Compare(group, arm, final, other, plus=plus, unit=" %")
+
+
+def fewer(group: str, arm: str, kind: str, factor: float = 1.0, other: str = "uniform") -> Compare:
+    return Compare(group, arm, picks(kind), other, factor=factor, unit=" %")
+
+
+def fewer_known(group: str, arm: str) -> Compare:
+    """Already-correct picks while the accuracy is below that of the weakest arm, as the paper counts."""
+
+    def percent(line: Line, accuracy: float) -> float | None:
+        return share_below(line, "correct", accuracy)
+
+    return Compare(group, arm, percent, "uniform", controlled=True, unit=" %")
+
+
+def more(group: str, arm: str, kind: str, factor: float = 1.0) -> Compare:
+    return Compare(group, arm, picks(kind), "uniform", factor=factor, above=True, unit=" %")
+
+
+def faster(group: str, arm: str, other: str = "uniform", least: float = 1.0) -> Compare:
+    """Speed-up as in Figure 2."""
+    return Compare(
+        group, arm, speedup, other, plus=least, above=True, paired=True, unit=" x", digits=2
+    )
+
+
+def faster_than_in(group: str, beside: str, arm: str) -> Compare:
+    """The same, greater than in another group."""
+    return replace(faster(group, arm), plus=0.0, beside=beside)
+
+
+def apart(one: Line, other: Line) -> float:
+    return abs(final(one) - final(other))
+
+
+def behind(run: Line, other: Line) -> float:
+    """By how many points the irreducible-loss model of a run is less accurate than another run's target."""
+    return final(other) - mean(run["il_fit"]["accuracy"])
+
+
+def il_lost(line: Line) -> float:
+    """By how many points the irreducible-loss model is worse at the end than after the first epoch."""
+    return line["il_eval"][0][1] - line["il_eval"][-1][1]

@@ -1,0 +1,90 @@
+"""The page of the fair race: statistics, and every run in the table where it belongs."""
+
+import json
+import math
+
+import pytest
+from fixtures_race import line
+
+from experiments.fair_clock.report import difference, interval, page, paired, write
+
+
+def test_differences_are_taken_seed_by_seed():
+    ours = [line("InfoBatch", 91 + seed, seed) for seed in (0, 1, 2)]
+    theirs = [
+        line("uniform", accuracy, seed) for seed, accuracy in ((2, 90.0), (1, 90.5), (7, 0.0))
+    ]
+    assert paired(ours, theirs) == [1.5, 3.0]
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(4.303 * 1.0 / math.sqrt(3))
+    assert difference(ours[:1], theirs) == ""
+    assert difference(ours[1:2], theirs) == "+1.50"
+
+
+def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
+    lines = [line("uniform", 90 + seed, seed, split="final") for seed in (0, 1)]
+    lines += [line("remembered", 91.5 + seed, seed, split="final") for seed in (0, 1)]
+    lines += [line("uniform", 80)]
+    text = page(lines, None)
+    assert "| remembered | 92.00 ± 0.71 (2) | +1.50 ± 0.00 |" in text
+    assert "| uniform | 90.50 ± 0.71 (2) |  |" in text
+    assert text.count("Not run yet.") == 6
+    assert "| clean | uniform | 128 | 80.00 (1) |" in text
+    out = tmp_path / "runs.jsonl"
+    curve = {"curve": [[1.0, 50.0], [2.0, 80.0]]}
+    out.write_text("".join(json.dumps(each | curve) + "\n" for each in lines))
+    pytest.importorskip("matplotlib")
+    assert "![accuracy over seconds](curves.png)" in write(out).read_text()
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def section(text, title):
+    return text.split(f"## {title}")[1].split("\n## ")[0]
+
+
+def test_every_final_run_is_in_the_table_where_it_belongs():
+    final = {"split": "final"}
+    lines = [line("uniform", 90, **final), line("rho k=5", 91, **final)]
+    lines += [line("rho k=5", 92, il="reused", **final)]
+    lines += [line("rho k=10", 93, n_b=32, **final), line("uniform", 80, n_b=32, **final)]
+    lines += [line("rho k=10", 50, n_b=32)]  # tuned: that is its best size
+    lines += [
+        line("annealed", 94, budget=11.33, **final),
+        line("annealed", 95, il="reused", part="half", **final),
+    ]
+    lines += [line("InfoBatch", 99, lr=6e-3, **final), line("InfoBatch", 96, lr=3e-3, **final)]
+    lines += [line("InfoBatch", 70, lr=3e-3)]
+    lines += [
+        line("remembered", 60, **final),
+        line("remembered", 10, seed=1, **final) | {"error": "NaN"},
+    ]
+    text = page(lines, None)
+    main = section(text, "Main table")
+    assert "| uniform | 90.00 (1) |" in main
+    assert "| rho k=5 | 91.00 (1) | +1.00 |" in main
+    assert "| rho k=10 | 93.00 (1) | +3.00 |" in main
+    assert "| InfoBatch | 96.00 (1) | +6.00 |" in main  # not the better one on the test set
+    assert "| remembered | 35.00 ± 35.36 (2, 1 diverged) | -30.00 |" in main
+    again = section(text, "The same with irreducible losses reused")
+    assert "| rho k=5 | 92.00 (1) | +2.00 |" in again
+    assert "rho k=10" not in again
+    assert "| uniform | 80.00 (1) |" in section(text, "n_b = 32")
+    assert "| annealed | 94.00 (1) | +4.00 |" in section(text, "Two thirds of the time")
+    beyond = section(text, "Also run: cifar10, half points, 17 s, irreducible losses reused")
+    assert "| annealed | 95.00 (1) |" in beyond
+    assert text.count("Not run yet.") == 3  # abundant data, 60 s, CIFAR-100
+
+
+def test_tuning_runs_of_other_races_are_told_apart():
+    lines = [
+        line(accuracy=80),
+        line(accuracy=60, dataset="cifar100"),
+        line(accuracy=85, budget=60.0),
+    ]
+    text = page(lines, None)
+    usual, *others = text.split("Tuning, ")
+    assert "| clean | uniform | 128 | 80.00 (1) |" in usual
+    assert others[0].startswith("cifar100, all points, 17 s")
+    assert "| clean | uniform | 128 | 60.00 (1) |" in others[0]
+    assert "| clean | uniform | 128 | 85.00 (1) |" in others[1]

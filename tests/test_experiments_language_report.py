@@ -1,0 +1,71 @@
+"""The page of the language experiments, from lines of results."""
+
+import pytest
+
+from experiments import records
+from experiments.language import report
+
+
+def line_of(method, curve, seed=0, task="cola", **cell):
+    made = {"task": task, "method": method, "seed": seed, **cell}
+    about = {"device": "x", "torch": "1", "date": "2022-07-17", "command": "python -m x"}
+    return {
+        "cell": made,
+        "steps_an_epoch": 10,
+        "steps": 40,
+        "curve": curve,
+        "il_seconds": 5.0,
+        **about,
+    }
+
+
+def test_the_page_counts_epochs_and_says_what_was_never_reached():
+    lines = [
+        line_of("uniform", [[10, 0.70, 0.1], [20, 0.76, 0.2], [40, 0.74, 0.3]]),
+        line_of("uniform", [[10, 0.60, 0.1], [20, 0.70, 0.2], [40, 0.72, 0.5]], seed=1),
+        line_of("rho", [[10, 0.81, 0.4], [40, 0.79, 0.6]]),
+    ]
+    rows = {line.split(" | ")[0]: line for line in report.page(lines).splitlines()}
+    ends = "73.0 (72.0-74.0) | 74.0 (72.0-76.0) | 40.0 (30.0-50.0)"
+    assert rows["| uniform"] == f"| uniform | 2 | 2.0, NR in 1 | NR | {ends} | 34 / NR (76) |"
+    assert rows["| RHO-LOSS"] == "| RHO-LOSS | 1 | 1.0 | 1.0 | 79.0 | 81.0 | 60.0 | 3 / 39 (80) |"
+
+
+def test_a_budget_that_the_irreducible_losses_used_up_is_told():
+    lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True)]
+    lines[0] |= {"steps": 0, "seconds_a_step": 0.01}
+    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | 5.0 | NR | NR |" in report.page(lines)
+
+
+def test_the_seconds_that_fair_runs_took_are_told():
+    curve = [[40, 0.8, 0.5]]
+    arm = {"irreducible": "small", "budget": 40.0}
+    lines = [
+        line_of("rho", curve, **arm, il_counts=True) | {"seconds_a_step": 35.5 / 40},
+        line_of("rho", curve, **arm) | {"seconds_a_step": 39.5 / 40},
+        line_of("random_half", curve, **arm) | {"seconds_a_step": 1.025, "il_seconds": 0.0},
+    ]
+    page = report.page(lines)
+    assert "| RHO-LOSS | 5 s, counted | 40 | 1 | 40 | 40.5 | 80.0 |" in page
+    assert "| RHO-LOSS | 5 s, reused | 40 | 1 | 40 | 39.5 | 80.0 |" in page
+    assert "| random half |  | 40 | 1 | 40 | 41.0 | 80.0 |" in page
+
+
+def test_the_page_names_an_encoder_that_is_not_the_usual_one():
+    runs = [line_of("rho", [[40, 0.9, 0.5]]), line_of("rho", [[40, 0.8, 0.5]], encoder="albert")]
+    text = report.page(runs)
+    usual, other = (part.split("##")[0] for part in text.split("protocol")[1:])
+    assert "| 90.0 |" in usual
+    assert other.startswith(", albert")
+    assert "| 80.0 |" in other
+
+
+def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = [line_of("uniform", [[10, 0.60, 0.1], [40, 0.70, 0.3]], seed) for seed in (0, 1)]
+    for line in [*lines, line_of("rho", [[10, 0.65, 0.1], [40, 0.80, 0.3]])]:
+        records.append(tmp_path / "runs.jsonl", line)
+    text = report.write(tmp_path).read_text()
+    for name in ("cola-accuracy.png", "cola-steps.png"):
+        assert f"({name})" in text
+        assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
