@@ -160,7 +160,7 @@ def tiny(tmp_path, monkeypatch):
         lines[:, 0] %= 10
         lines.tofile(folder / name)
     monkeypatch.setattr(racing, "NUM_VALIDATION", 40)
-    monkeypatch.setattr(racing, "IL_RECIPE", {"epochs": 1, "batch_size": 32, "learning_rate": 1e-3})
+    monkeypatch.setattr(racing, "IL_RECIPE", {"batch_size": 32, "learning_rate": 1e-3})
     monkeypatch.setattr(racing, "CHUNK", 2)
     for name in ("ResNet18", "SmallCNN"):
         monkeypatch.setattr(racing, name, tiny_model)
@@ -207,6 +207,18 @@ def test_a_tiny_race_is_run_and_written(tiny, tmp_path):
     assert lines["annealed"]["scored"] > 0
     assert lines["uniform"]["scored"] == 0
     assert done([out]) == {cell.key() for cell in cells}
+
+
+def test_an_early_irreducible_loss_model_is_fitted_apart(tiny, tmp_path):
+    tiny.times |= {"scoring 8 of 32 by annealed, early IL": 2.0}
+    tiny.times |= {"planned 8 of 8 by annealed, early IL": 1.0}
+    arms = ("annealed", "annealed, early IL")
+    cells = [Cell("clean", arm, 8, 1e-3, 0, budget=0.02, il="reused") for arm in arms]
+    run(tiny, cells, tmp_path / "runs.jsonl")
+    epochs = [line["il_recipe"]["epochs"] for line in records.read(tmp_path / "runs.jsonl")]
+    assert epochs == [12, 3]
+    late, early = (tiny.irreducible(cell).values for cell in cells)
+    assert not np.allclose(late.cpu(), early.cpu(), equal_nan=True)
 
 
 def test_a_race_that_diverges_is_a_result_and_takes_no_other_with_it(tiny, tmp_path):

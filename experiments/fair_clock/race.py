@@ -22,7 +22,7 @@ from rholoss.noise import uniform_noise
 
 NUM_VALIDATION = 5000
 NOISE_SEED = 2022
-IL_RECIPE = {"epochs": 12, "batch_size": 256, "learning_rate": 4e-3}  # small CNN
+IL_RECIPE = {"batch_size": 256, "learning_rate": 4e-3}  # small CNN
 SCORING = {
     "overlap": True,
     "batch_norm": "eval",
@@ -90,7 +90,7 @@ class Race:
 
     def irreducible(self, cell: Cell) -> Any:
         """Cross-fitted, so that every arm may train on everything; or from the odd half."""
-        key = (cell.labels, cell.split, cell.part)
+        key = (cell.labels, cell.split, cell.part, ARMS[cell.arm].il_epochs)
         if key not in self._il:
             for _ in range(1 if self._il else 2):  # the first fit only warms up
                 self._il[key] = self._fit(cell)
@@ -101,7 +101,7 @@ class Race:
             return SmallCNN(self.num_classes)
 
         data, _ = self.data(cell)
-        options: dict[str, Any] = {"precision": self.precision, **IL_RECIPE}
+        options: dict[str, Any] = {"precision": self.precision, **il_recipe(cell)}
         if cell.part == "all":
             return fit_resident(make, data, folds=2, **options)
         whole = self.train.with_targets(self.labels(cell.labels))
@@ -165,6 +165,11 @@ class Race:
     def _wait(self) -> None:
         if self.train.device.type == "cuda":
             torch.cuda.synchronize(self.train.device)
+
+
+def il_recipe(cell: Cell) -> dict[str, Any]:
+    """How the irreducible losses of the cell are fitted."""
+    return {"epochs": ARMS[cell.arm].il_epochs, **IL_RECIPE}
 
 
 def rate(cell: Cell, steps: int) -> Callable[[int], float]:
@@ -247,7 +252,7 @@ class Running:
             "trained": trainer.ledger.trained,
             "left_out": self._left_out(),
             "il_seconds": round(self.il_seconds, 3) if self.arm.needs_il else None,
-            "il_recipe": IL_RECIPE if self.arm.needs_il else None,
+            "il_recipe": il_recipe(self.cell) if self.arm.needs_il else None,
             "step_ms": {key: round(value, 4) for key, value in self.race.times.items()},
             "error": self.error,
             **records.about("experiments.fair_clock"),
