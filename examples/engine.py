@@ -16,9 +16,7 @@ from rholoss.demo.data import load
 from rholoss.engine import Evaluator, Gate, Recorded, Resident, Trainer, fit_resident, one_cycle
 
 STEPS, CANDIDATES, KEEP = 400, 320, 0.1
-splits = (
-    load()
-)  # 12,000 training points, a tenth of them with a wrong label; 4,000 clean test points
+splits = load()  # 12,000 training points, a tenth with a wrong label; 4,000 clean test points
 
 
 def resident(part: str) -> Resident:

@@ -2,7 +2,8 @@
 
     python examples/hf_text_classification.py --data banking77 --model sentence-transformers/all-MiniLM-L6-v2
 
-`--data` holds train.csv and test.csv (text,category). Half of the training file fits the irreducible
+`--data` holds train.csv and test.csv (text,category), as in banking_data of
+https://github.com/PolyAI-LDN/task-specific-datasets. Half of the training file fits the irreducible
 losses, the other half is trained on.
 """
 

@@ -2,8 +2,8 @@
 
 A method of your own is one more row:
 
-    def margin(stats): return stats.loss - 2 * stats.irreducible_loss
-    mine = Method("cautious", margin, picks.top_k, frozenset({"loss", "irreducible_loss"}))
+    def cautious(stats): return stats.loss - 2 * stats.irreducible_loss
+    mine = Method("cautious", cautious, picks.top_k, frozenset({"loss", "irreducible_loss"}))
     select = Selector(mine, irreducible=il, keep=0.1)
 """
 

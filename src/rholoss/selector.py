@@ -38,8 +38,8 @@ class Selector:
             index, x, y = select(model, batch)
 
     The batch comes back in its own structure, with n_b rows, on the model's device. The first call is a
-    dry run that checks everything at once. On a GPU later calls never wait for the device; what goes
-    wrong there is told at the next flush, at most 100 steps later.
+    dry run that checks everything at once. On a GPU later calls do not wait for the device, but for a
+    flush every `flush_every` steps, which tells what went wrong there.
 
     Args:
         method: a name from `rholoss.METHODS` or a `Method`.

@@ -39,7 +39,7 @@ def root(
 
     \b
     The usual way:
-      rholoss demo                                   see what it does, two minutes
+      rholoss demo                                   see what it does, a minute or two
       rholoss advise --model mytask:target --data mytask:train
                                                      can it pay on this machine?
       rholoss il fit --holdout mytask:holdout --score mytask:train \\

@@ -30,7 +30,7 @@ def demo(
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """See what selection does: real digits with 10 % wrong labels, three methods, two minutes.
+    """See what selection does: real digits with 10 % wrong labels, three methods, a minute or two.
 
     Fits irreducible losses on a holdout set, then trains the same small network with uniform
     batches, by training loss and by RHO-LOSS, from the same weights and the same candidates. Prints

@@ -2,7 +2,7 @@
 
 An option decides which candidates are forwarded, through which model and at which size; score, pick and
 training stay as they are. All shapes are fixed and all tensors stay in place, so that a step with any of
-these can be captured. What each one saves and what it does to the choice: `benchmarks/bench_agreement.py`.
+these can be captured. What each one saves and does to the choice: `python -m benchmarks.bench_agreement`.
 """
 
 from __future__ import annotations
