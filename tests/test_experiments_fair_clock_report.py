@@ -6,6 +6,8 @@ import math
 import pytest
 from fixtures_race import line
 
+from experiments.fair_clock.arms import LABELS
+from experiments.fair_clock.choose import tuned_best
 from experiments.fair_clock.report import difference, interval, page, paired, write
 
 
@@ -37,6 +39,20 @@ def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
     pytest.importorskip("matplotlib")
     assert "![accuracy over seconds](curves.png)" in write(out).read_text()
     assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_the_rho_type_arm_that_stands_for_them_is_chosen_by_tuning_alone():
+    sets = LABELS["cifar10"]
+    lines = [line("uniform", 99, labels=labels) for labels in sets]
+    lines += [line("remembered", 80 + i, labels=labels) for i, labels in enumerate(sets)]
+    lines += [line("annealed", 82, labels=labels) for labels in sets]
+    lines += [line("annealed", 10, labels=sets[0], lr=6e-3)]  # its other rate is the better one
+    lines += [line("rho k=5", 98, labels=sets[0])]  # not tuned on every set
+    lines += [line("remembered", 100, labels=labels, split="final") for labels in sets]
+    assert tuned_best(lines) == ("annealed", 82)
+    assert "**annealed** has the highest mean (82.00)" in page(lines, None)
+    assert tuned_best(lines[:3]) is None
+    assert "has the highest mean" not in page(lines[:3], None)
 
 
 def section(text, title):

@@ -32,6 +32,13 @@ class Arm:
         return self.method in ("rho", "negative_il") or self.drop > 0
 
     @property
+    def rho_type(self) -> bool:
+        """Whether it asks RHO-LOSS's questions, of an IL model or of what training remembers."""
+        return self.method == "rho" or (
+            self.plan is not None and isinstance(self.plan(1.0), Remembered)
+        )
+
+    @property
     def scores(self) -> bool:
         return self.method != "uniform"
 

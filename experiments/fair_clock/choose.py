@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.fair_clock.arms import Cell
+from experiments.fair_clock.arms import ARMS, LABELS, Cell
 
 Choice = tuple[int, float]  # n_b, lr
 # By (data set, part, budget), labels and arm: choices are not carried from one race to another.
@@ -21,6 +21,14 @@ def tuned(
 
     `n_b` fixes the first, `rates` names those that may be chosen.
     """
+    found = _means(lines, n_b, rates)
+    return {key: max(choices, key=lambda one: choices[one]) for key, choices in found.items()}
+
+
+def _means(
+    lines: Iterable[Mapping[str, Any]], n_b: int | None, rates: Sequence[float] | None
+) -> dict[Any, dict[Choice, float]]:
+    """Mean accuracies of the tuning runs that are asked for, by race, labels and arm."""
     found: dict[Any, dict[Choice, list[float]]] = {}
     for line in lines:
         cell = Cell.of(line)
@@ -29,14 +37,27 @@ def tuned(
             continue
         key = (cell.race, cell.labels, cell.arm)
         found.setdefault(key, {}).setdefault((cell.n_b, cell.lr), []).append(line["accuracy"])
-
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
     return {
-        key: max(choices, key=lambda choice: mean(choices[choice]))
+        key: {choice: sum(values) / len(values) for choice, values in choices.items()}
         for key, choices in found.items()
     }
+
+
+def tuned_best(lines: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """The RHO-type arm of the main race that tuning puts first, with its mean over the label sets.
+
+    Of those that were tuned on every label set; None if none was.
+    """
+    race, means = Cell("", "", 0, 0.0, 0).race, _means(lines, None, None)
+    scores = {
+        name: [max(means[race, labels, name].values()) for labels in LABELS["cifar10"]]
+        for name, arm in ARMS.items()
+        if arm.rho_type and all((race, labels, name) in means for labels in LABELS["cifar10"])
+    }
+    if not scores:
+        return None
+    name = max(scores, key=lambda each: sum(scores[each]))
+    return name, sum(scores[name]) / len(scores[name])
 
 
 def choice_for(best: Choices, cell: Cell) -> Choice | None:

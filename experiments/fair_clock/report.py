@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import records
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
-from experiments.fair_clock.choose import Choices, choice_for, tuned
+from experiments.fair_clock.choose import Choices, choice_for, tuned, tuned_best
 
 Line = dict[str, Any]
 ALL_LABELS = LABELS["cifar10"]
@@ -225,6 +225,13 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
     ]
     tune = [line for line in lines if line["split"] == "tune"]
     text += [*tuning([line for line in tune if _plain(Cell.of(line))]), ""]
+    first = tuned_best(lines)
+    if first is not None:
+        text += [
+            f"Of the RHO-type arms that were tuned on every label set, **{first[0]}** has the highest mean "
+            f"({first[1]:.2f}): it is the one that stands for them, whatever the test set says of others.",
+            "",
+        ]
     if curves is not None:
         text += [f"![accuracy over seconds]({curves.name})", ""]
     others = [line for line in tune if not _plain(Cell.of(line))]
