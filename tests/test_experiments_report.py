@@ -111,6 +111,19 @@ def test_a_shorter_run_stands_in_and_is_told(tmp_path):
     ]
 
 
+def test_runs_of_different_lengths_are_not_put_together(tmp_path):
+    short = [line(replace(UNIFORM, epochs=epochs), [1] * epochs, 4 - epochs) for epochs in (3, 2)]
+    write(tmp_path, *short)
+    assert [run["epochs"] for run in Results.read(tmp_path).of(UNIFORM, 3)] == [3]  # the longest
+    write(tmp_path, *short, line(UNIFORM, [10, 30, 40, 50], 0))
+    results = Results.read(tmp_path)
+    assert [run["epochs"] for run in results.of(UNIFORM, 3)] == [4]
+    assert missing(GROUP, results, 3)[0] == "uniform: 1 of 3 seeds"
+    study = Study("s", "S", (GROUP,), seeds=3)
+    assert [run["epochs"] for run in results.of_study(study)] == [4]
+    assert "1 of 6 runs are there" in report.page(study, results, tmp_path)
+
+
 def test_the_run_of_the_right_length_goes_first_and_the_later_line_counts(tmp_path):
     write(
         tmp_path,

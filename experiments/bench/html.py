@@ -83,7 +83,7 @@ def _render(**context: Any) -> str:
 def _study(study: Study, results: Results, figures: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of a study; its figures go to `figures`, by the names of their places."""
     cells = list(study.cells())
-    ran = sum(results.get(cell) is not None for cell in cells)
+    ran = len(results.of_study(study))
     groups = []
     for group in study.groups:
         lines = {name: results.of(arm, study.seeds) for name, arm in group.arms.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import records
-from experiments.bench.cell import Cell, Group
+from experiments.bench.cell import Cell, Group, Study
 
 Line = Mapping[str, Any]
 LAST = 5  # evaluations of which "final" is the mean: single ones jump at a constant learning rate
@@ -43,9 +43,21 @@ class Results:
         return self.exact.get(cell) or self.by_rest.get(replace(cell, epochs=0))
 
     def of(self, arm: Cell, seeds: int) -> list[Line]:
-        """Lines of an arm, by seed, of those that were run."""
-        found = (self.get(replace(arm, seed=seed)) for seed in range(seeds))
-        return [line for line in found if line is not None]
+        """Lines of an arm, by seed, of those that were run.
+
+        All of one length: the arm's own, or else the longest. A short run beside full ones would be taken
+        for a poor one.
+        """
+        found = [self.get(replace(arm, seed=seed)) for seed in range(seeds)]
+        lines = [line for line in found if line is not None]
+        lengths = {line["epochs"] for line in lines}
+        epochs = arm.epochs if arm.epochs in lengths else max(lengths, default=0)
+        return [line for line in lines if line["epochs"] == epochs]
+
+    def of_study(self, study: Study) -> list[Line]:
+        """All lines that its pages are made from."""
+        arms = dict.fromkeys(arm for group in study.groups for arm in group.arms.values())
+        return [line for arm in arms for line in self.of(arm, study.seeds)]
 
 
 def steps_to(line: Line, accuracy: float) -> int | None:

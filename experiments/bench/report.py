@@ -168,7 +168,7 @@ SHOWS = (*TABLES, *PLOTS)
 def page(study: Study, results: Results, folder: Path) -> str:
     """The page as Markdown; plots are written to `folder`."""
     cells = list(study.cells())
-    ran = sum(results.get(cell) is not None for cell in cells)
+    ran = len(results.of_study(study))
     parts = [
         f"# {study.title}",
         f"Run by `python -m experiments run --study {study.name}`, page by `python -m experiments report`. "
@@ -211,7 +211,7 @@ def curves_of(group: Group, name: str) -> Iterator[tuple[str, plots.Curve, str, 
 
 def where(study: Study, results: Results) -> str:
     """On what and when the runs were made, and where their lines are."""
-    lines = [line for cell in study.cells() if (line := results.get(cell)) is not None]
+    lines = results.of_study(study)
     if not lines:
         return ""
     kinds = sorted({(line["device"], line["torch"], line["precision"]) for line in lines})
