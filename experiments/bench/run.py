@@ -30,11 +30,11 @@ from experiments.datasets import data_dir
 from experiments.models import MODELS
 from rholoss import LiveIrreducible, WithIndex, annealed, constant, coreset
 from rholoss.engine import Evaluation, Evaluator, Resident, Trainer, adamw
+from rholoss.engine.trainer import WINDOW
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.progress import Bar
 
 CHUNK = 50  # steps of one run before the next one has its turn
-WINDOW = 100  # steps after which the trainer reads what happened, and waits for the device
 LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
 COMPILED = ("resnet18", "small_cnn")  # the others train too shortly to repay minutes of compiling
 RECOMPILES = 64  # kinds of model, batch size and method that one process may compile

@@ -241,9 +241,8 @@ class Run:
     def step(self) -> None:
         """One gradient step on what is selected."""
         index = next(self.order)
-        if (
-            self.cell.method in UNSCORED
-        ):  # as many rows as the others train on, and no wider than these
+        if self.cell.method in UNSCORED:
+            # As many rows as the others train on, and no wider than these.
             k = max(1, round(KEEP * len(index)))
             index = index[:k] if self.rows is None else self._draw(k)
         width = int(self.length[index].max())

@@ -6,6 +6,7 @@ from experiments.bench.claims import Claim, Compare
 from experiments.studies.batch_norm import NAMES as BATCH_NORM
 from experiments.studies.clothing1m import TARGETS as CLOTHING_TARGETS
 from experiments.studies.comparisons import (
+    NO_CINIC,
     R18,
     RHO,
     SMALL,
@@ -31,7 +32,7 @@ FIG7 = "Figure 7: CIFAR-10 with 20 % wrong labels"
 TABLE4, TABLE4_100 = "Table 4: CIFAR-10, clean", "Table 4: CIFAR-100, clean"
 GREEDY = ("training loss", "gradient norm")
 FIG2_ARMS = (R18, SMALL, "RHO-LOSS, no holdout")
-NO_CINIC, NO_CLOTHING = "CINIC-10 was not at hand", "Clothing-1M was not at hand"
+NO_CLOTHING = "Clothing-1M was not at hand"
 CLOTHING = "Table 2: ResNet-50"
 FIG1 = "Figure 1: five architectures, one irreducible-loss model"
 

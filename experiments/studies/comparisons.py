@@ -9,6 +9,7 @@ from experiments.bench.numbers import Line, epochs_to, final, mean, share, share
 
 CLEAN, NOISY = "Clean labels", "10 % wrong labels, clean holdout"
 RHO, R18, SMALL = "RHO-LOSS", "RHO-LOSS, ResNet-18 IL", "RHO-LOSS, small CNN IL"
+NO_CINIC = "CINIC-10 was not at hand"
 
 
 def to(accuracy: float):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from experiments.bench.claims import Claim, Compare
 from experiments.studies.comparisons import (
     CLEAN,
+    NO_CINIC,
     NOISY,
     RHO,
     better,
@@ -146,6 +147,6 @@ TABLE2_CLAIMS: list[Claim] = [
         collapse="16 and 16, uniform 78",
         weak="60 and 39, uniform 80",
         most=0.8,
-        why="CINIC-10 was not at hand",
+        why=NO_CINIC,
     ).claims(),
 ]

@@ -14,7 +14,7 @@ from rholoss.errors import RholossError
 if TYPE_CHECKING:
     from rholoss.engine.trainer import Trainer
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 OF_A_DEVICE = ("capturable", "fused", "foreach")  # how an optimizer runs, not what it does
 
 
@@ -55,10 +55,10 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
         trainer.total_steps = state["total_steps"]
         body.lr_T.copy_(state["rates"])
     trainer.schedule = dataclasses.replace(trainer.schedule, stop=state["stop"])
-    trainer.seed = trainer.rows.seed = state.get("seed", trainer.seed)
+    trainer.seed = trainer.rows.seed = state["seed"]
     trainer.rows.load_state_dict(state["rows"])
     trainer.start_from(state["step"])
-    trainer.reducible = state.get("reducible", trainer.reducible[:0])
+    trainer.reducible = state["reducible"]
     trainer.model.load_state_dict(state["model"])
     _load_optimizer(trainer.optimizer, state["optimizer"])
     for group in trainer.optimizer.param_groups:
@@ -96,8 +96,8 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
             f"The saved state has version {state.get('version')!r}, but this trainer reads "
             f"{STATE_VERSION}; use the version of rholoss that saved it."
         )
-    own, made = _made(trainer), state.get("made", {})
-    for name, value in made.items():
+    own = _made(trainer)
+    for name, value in state["made"].items():
         if value != own[name]:
             raise RholossError(
                 f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
@@ -129,7 +129,7 @@ def _set_random(trainer: Trainer, state: Mapping[str, Any]) -> None:
     generator, device = trainer.device_generator, trainer.data.device
     if len(state["generator"]) == len(generator.get_state()):  # else from another kind of device
         generator.set_state(state["generator"].cpu())
-    host, *others = state.get("random", [torch.get_rng_state()])
+    host, *others = state["random"]
     torch.set_rng_state(host.cpu())
     if others and device.type == "cuda":
         torch.cuda.set_rng_state(others[0].cpu(), device)
