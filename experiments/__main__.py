@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from experiments import records
+from experiments import processes, records
 
 
 def main(words: list[str] | None = None) -> None:
     a = _parser().parse_args(words)
+    a.words = sys.argv[1:] if words is None else words
     {"list": _list, "run": _run, "report": _report}[a.command](a)
 
 
@@ -36,6 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=float, default=math.inf, help="no run that would not be through by then"
     )
     parser.add_argument("--side-by-side", type=int, default=6, help="runs at a time")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="that share the runs, each with so many at a time"
+    )
+    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # of one of the processes
     parser.add_argument("--data", default=None, help="data directory; else RHOLOSS_DATA")
     parser.add_argument(
         "--html",
@@ -90,12 +99,30 @@ def _run(a: argparse.Namespace) -> None:
         raise SystemExit(
             "`run` needs --study and at least one name; see `python -m experiments list`."
         )
-    from experiments.bench.run import Bench, run
+    from experiments.bench.run import Bench, missing, run
 
-    cells = _cells(a)
-    known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
-    times = {"seconds": a.seconds, "limit": a.limit}
-    run(Bench(a.data), cells, a.out, side_by_side=a.side_by_side, known=known, **times)
+    bench, known = Bench(a.data), [records.RESULTS]  # what is committed is not run again
+    cells = missing(_cells(a), a.out, *known)
+    if a.processes > 1 and a.claims is None:
+        _share(a, bench, cells)
+        return
+    more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": a.side_by_side, "known": known}
+    if a.claims is not None:
+        more |= {"claim": functools.partial(processes.claim, a.claims), "progress": False}
+    run(bench, cells, a.out, **more)
+
+
+def _share(a: argparse.Namespace, bench: Any, cells: list) -> None:
+    """Irreducible losses are fitted here first: processes would all fit the same ones."""
+    started = time.perf_counter()
+    for _, cell in cells:
+        bench.prepare(cell)
+    with processes.claims() as claims:
+        more = ["--claims", str(claims)]  # the last of two options that are the same counts
+        for name in ("seconds", "limit"):
+            left = max(0.0, getattr(a, name) - (time.perf_counter() - started))
+            more += [f"--{name}", str(left)]
+        processes.share(a.processes, "experiments", [*a.words, *more])
 
 
 def _report(a: argparse.Namespace) -> None:

@@ -8,7 +8,8 @@ from fixtures_race import line
 
 from experiments.fair_clock.arms import LABELS
 from experiments.fair_clock.choose import tuned_best
-from experiments.fair_clock.report import difference, interval, page, paired, write
+from experiments.fair_clock.report import difference, page, paired, write
+from experiments.intervals import interval
 
 
 def test_differences_are_taken_seed_by_seed():

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments import records
+from experiments import processes, records
 from experiments.language import cells, tasks
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
 
 from experiments.language import __main__ as command  # noqa: E402
-from experiments.language import train  # noqa: E402
+from experiments.language import report, train  # noqa: E402
 
 WORDS = ["bank", "card", "lost", "time", "good", "bad", "film", "money", "was", "the"]
 
@@ -59,6 +59,11 @@ def bundle(tmp_path_factory):
     )  # fmt: skip
     transformers.BertModel(config).half().save_pretrained(model)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_run_yet(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "committed.jsonl")
 
 
 @pytest.fixture
@@ -229,9 +234,28 @@ def test_irreducible_losses_are_kept_in_one_small_file(bench, monkeypatch):
     assert torch.equal(found.loss, first.loss)
     assert torch.equal(found.core_set, first.core_set)
     assert found.seconds == first.seconds
-    other = train.Bench(bench.model, bench.data, bench.store, bench.device, il_epochs=2)
-    with pytest.raises(TypeError):  # of another fit nothing is taken
-        other.fitted(task, "small")
+    for options in ({"il_epochs": 2}, {"il_epochs": 1, "quick": True}):
+        other = train.Bench(bench.model, bench.data, bench.store, bench.device, **options)
+        with pytest.raises(TypeError):  # of another fit nothing is taken
+            other.fitted(task, "small")
+
+
+def test_a_quick_fit_takes_larger_batches_where_rows_are_many(bench, monkeypatch):
+    assert [train.quick_batch(rows) for rows in (650, 6400, 6401, 33_674)] == [32, 32, 64, 256]
+    seen = {}
+
+    def fit(make, data, *, optimizer, batch_size, **rest):
+        seen[batch_size] = optimizer(make().parameters()).param_groups[0]["lr"]
+        return fit_irreducible(make, data, optimizer=optimizer, batch_size=batch_size, **rest)
+
+    fit_irreducible = train.rho.fit_irreducible
+    monkeypatch.setattr(train.rho, "fit_irreducible", fit)
+    monkeypatch.setattr(train, "QUICK_STEPS", 6)  # 650 rows: 128 at a time
+    task = tasks.TASKS["cola"]
+    for bench.quick in (False, True):
+        bench._fitted.clear()
+        bench.fitted(task, "small")
+    assert seen == {32: task.lr, 128: pytest.approx(2 * task.lr)}
 
 
 def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, capsys):
@@ -286,7 +310,7 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_bench", lambda a: encoder)
     (tmp_path / command.PACE).write_text("{}")
     everything = list(cells.paper(["cola"], [0]))
-    assert command.claim(tmp_path, everything[2])  # by another process, which is at it
+    assert processes.claim(tmp_path, everything[2].key())  # by another process, which is at it
     common = ["paper", "--tasks", "cola", "--seeds", "0", "--claims", str(tmp_path)]
     command.main([*common, "--out", str(tmp_path / "runs.jsonl")])
     assert made == [*everything[:2], *everything[3:]]
@@ -323,7 +347,7 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     monkeypatch.setattr(train, "_measure", timed)
     monkeypatch.setattr(train, "TIMED_STEPS", 1)
     monkeypatch.setattr(train, "WARM_STEPS", 1)
-    monkeypatch.setattr(command.subprocess, "Popen", InTurn)
+    monkeypatch.setattr(processes.subprocess, "Popen", InTurn)
     out, store = tmp_path / "runs.jsonl", tmp_path / "il"
     words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 1 --tasks cola".split()
     command.main([*words, "--il-epochs", "1", "--budget", "0.02", "--side-by-side", "2"])
@@ -361,3 +385,15 @@ def test_a_line_names_the_command_without_how_it_was_shared_out(monkeypatch):
     monkeypatch.setattr("sys.argv", ["experiments.language", *words.split(), "--seconds", "270"])
     expected = "python -m experiments.language paper --tasks cola --seeds 0 1"
     assert command._about()["command"] == expected
+
+
+def test_differences_are_paired_by_seed():
+    def runs(*accuracies):
+        curves = [[[1, accuracy, 0.0]] if accuracy else [] for accuracy in accuracies]
+        return [{"cell": {"seed": seed}, "curve": curve} for seed, curve in enumerate(curves)]
+
+    uniform = runs(0.50, 0.60, 0.70)
+    told = report.minus_uniform(runs(0.52, 0.62, 0.75), uniform, report.at_the_end)
+    assert told == "+3.00 ± 4.30"  # 2, 2, 5: 4.303 * sqrt(3) / sqrt(3)
+    assert report.minus_uniform(uniform, uniform, report.at_the_end) == ""
+    assert report.minus_uniform(runs(0.9, None), uniform, report.at_the_end) == ""  # one is no mean

@@ -72,7 +72,11 @@ class Compare:
                 if 0 < len(found) < study.seeds:
                     told.add(f"{len(found)} of {study.seeds} seeds")
                 others = {line["epochs"] for line in found} - {arms[name].epochs}
-                told |= {f"{num} of {arms[name].epochs} epochs" for num in others}
+                asked = arms[name].epochs
+                told |= {
+                    f"{num} of {asked} epochs" if num < asked else f"{num} epochs, not {asked}"
+                    for num in others
+                }
                 if any(line["error"] for line in found):
                     told.add(f"{name} broke off")
         return told

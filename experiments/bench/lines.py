@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from experiments import records
+from experiments import processes, records
 from experiments.bench.cell import Cell
 from rholoss.engine import Evaluation
 
@@ -35,7 +35,7 @@ def line(run: Progress, study: str, side_by_side: int) -> dict[str, Any]:
     """Seconds are those on the clock: other runs had their turns in them."""
     train = time.perf_counter() - run.started
     il = 0.0 if run.il_about is None else float(run.il_about["seconds"])
-    last = run.last
+    last, about = run.last, records.about("experiments")
     return {
         "study": study,
         **asdict(run.cell),
@@ -53,7 +53,8 @@ def line(run: Progress, study: str, side_by_side: int) -> dict[str, Any]:
         "il_fit": run.il_about,
         "precision": run.precision or "fp32",
         "error": run.error,
-        **records.about("experiments"),
+        **about,
+        "command": processes.unshared(about["command"]),
     }
 
 

@@ -52,17 +52,19 @@ def draw(
     if not curves:
         return False
     figure, axes = _figure()
-    for name, found in curves.items():
-        xs, middle, low, high = band(found)
-        (plotted,) = axes.plot(xs, middle, label=name, linewidth=1.2)
-        if len(found) > 1:
-            axes.fill_between(xs, low, high, alpha=0.2, color=plotted.get_color(), linewidth=0)
+    for number, name in enumerate(arms):  # an arm has the same colour in every plot of its group
+        if name not in curves:
+            continue
+        xs, middle, low, high = band(curves[name])
+        axes.plot(xs, middle, label=name, linewidth=1.2, color=f"C{number % 10}")
+        if len(curves[name]) > 1:
+            axes.fill_between(xs, low, high, alpha=0.15, color=f"C{number % 10}", linewidth=0)
     if "accuracy" in ylabel:
         axes.set_ylim(*heights(curves.values()))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # where no curve can be
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})

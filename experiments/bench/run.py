@@ -9,7 +9,7 @@ import gc
 import math
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,13 @@ class Bench:
                     save_arrays(path, rows=rows)
             self._coresets[key] = train.take(torch.as_tensor(rows, device=train.device))
         return self._coresets[key]
+
+    def prepare(self, cell: Cell) -> None:
+        """Make what the cell shares with others, so that processes that run them find it."""
+        if cell.dataset not in STREAMS:
+            self.irreducible(cell)
+            if cell.method == "svp":
+                self.core_set(cell)
 
     def _least_sure(self, cell: Cell, train: Resident) -> np.ndarray:
         chosen = coreset(
@@ -272,6 +279,15 @@ def done(*folders: Path) -> dict[str, dict[str, Any]]:
     return {Cell.of(line).key(): line for line in found if "steps_per_epoch" in line}
 
 
+def missing(cells: Iterable[tuple[str, Cell]], *folders: Path) -> list[tuple[str, Cell]]:
+    """The cells without a line below these folders. One of two studies goes to the first."""
+    have, fresh = done(*folders), dict[Cell, str]()
+    for study, cell in cells:
+        if cell.key() not in have:
+            fresh.setdefault(cell, study)
+    return [(study, cell) for cell, study in fresh.items()]
+
+
 def run(
     bench: Bench,
     cells: Sequence[tuple[str, Cell]],
@@ -281,19 +297,17 @@ def run(
     seconds: float = math.inf,
     limit: float = math.inf,
     known: Sequence[Path] = (),
+    claim: Callable[[str], bool] = lambda key: True,
     progress: bool = True,
 ) -> int:
     """Run cells, each with the name of its study, several at a time; for `seconds` and `limit` see `Pace`.
 
-    Returns how many were finished. Cells that have a line below `out` or `known` are passed over. One that
-    fails takes no other with it: what went wrong is raised when all others are through.
+    Returns how many were finished. Cells that have a line below `out` or `known` are passed over, and those
+    that `claim` says are another's. One that fails takes no other with it: what went wrong is raised when
+    all others are through.
     """
-    pace, have = Pace(seconds, limit), done(out, *known)
-    fresh: dict[Cell, str] = {}  # a cell of two studies goes to the first
-    for study, cell in cells:
-        if cell.key() not in have:
-            fresh.setdefault(cell, study)
-    waiting = [(study, cell) for cell, study in fresh.items()]
+    pace = Pace(seconds, limit)
+    waiting = missing(cells, out, *known)
     running: list[tuple[str, Run | Loop]] = []
     finished, failed = 0, _Failures()
     with Bar(len(waiting), "runs", enabled=progress) as bar:
@@ -304,7 +318,8 @@ def run(
                 with failed.kept(study, cell):
                     if not pace.allows(bench.steps(cell)):
                         continue  # a shorter one may do
-                    running.append((study, bench.start(cell)))
+                    if claim(cell.key()):
+                        running.append((study, bench.start(cell)))
                 waiting.remove((study, cell))
             if not running:
                 break

@@ -11,27 +11,17 @@ from typing import Any
 from experiments import records
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import Choices, choice_for, tuned, tuned_best
+from experiments.intervals import interval
 
 Line = dict[str, Any]
 ALL_LABELS = LABELS["cifar10"]
 NAMES = {"clean": "clean", "noise 10 %": "10 % noise", "worse": "CIFAR-10N worse"}
-# 97.5 % quantiles of Student's t by degrees of freedom.
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def paired(ours: Sequence[Line], theirs: Sequence[Line]) -> list[float]:
     """Differences in accuracy, seed by seed, where both have it."""
     by_seed = {line["seed"]: line["accuracy"] for line in theirs}
     return [line["accuracy"] - by_seed[line["seed"]] for line in ours if line["seed"] in by_seed]
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half of the 95 % t interval (infinite for one value)."""
-    mean, num = statistics.fmean(differences), len(differences)
-    if num < 2:
-        return mean, float("inf")
-    quantile = T_975[min(num - 2, len(T_975) - 1)]
-    return mean, quantile * statistics.stdev(differences) / num**0.5
 
 
 def spread(lines: Sequence[Line]) -> str:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiments import records
+from experiments import processes, records
 from experiments.language.cells import (
     FAIR_METHODS,
     PAPER_METHODS,
@@ -95,7 +92,7 @@ def _bench(a: argparse.Namespace) -> Any:
     logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Bench(a.data / "model", a.data, a.store, device, a.il_epochs)
+    return Bench(a.data / "model", a.data, a.store, device, a.il_epochs, quick=a.command == "fair")
 
 
 def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
@@ -105,7 +102,7 @@ def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
     if a.claims is not None:
         bench.pace = json.loads((a.claims / PACE).read_text())
     for cell in cells:
-        if a.claims is not None and not claim(a.claims, cell):
+        if a.claims is not None and not processes.claim(a.claims, cell.key()):
             continue
         if time.perf_counter() - started > a.seconds:
             print("out of time", flush=True)
@@ -116,20 +113,9 @@ def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
         print(f"{cell} {last} {record.get('seconds', 0):.1f} s", flush=True)
 
 
-def claim(folder: Path, cell: Cell) -> bool:
-    """Whether this process is the one that makes the run: the first to ask for it."""
-    try:
-        (folder / "-".join(map(str, cell.key()))).open("x").close()
-    except FileExistsError:
-        return False
-    return True
-
-
 def _about() -> dict[str, Any]:
     about = records.about("experiments.language")
-    # How the runs were shared out, and for how long, is no part of what they are.
-    shared = r" --(claims|store|seconds|side-by-side)[ =]\S+"
-    return {**about, "command": re.sub(shared, "", about["command"])}
+    return {**about, "command": processes.unshared(about["command"])}
 
 
 def _side_by_side(a: argparse.Namespace, bench: Any, cells: list[Cell], words: list[str]) -> None:
@@ -144,15 +130,11 @@ def _side_by_side(a: argparse.Namespace, bench: Any, cells: list[Cell], words: l
         if cell.budget:
             seconds_a_step(cell, bench)
     left = max(0.0, a.seconds - (time.perf_counter() - started))
-    with tempfile.TemporaryDirectory() as claims:
-        (Path(claims) / PACE).write_text(json.dumps(bench.pace))
+    with processes.claims() as claims:
+        (claims / PACE).write_text(json.dumps(bench.pace))
         # The last of two options that are the same counts.
-        more = ["--claims", claims, "--seconds", f"{left:.0f}"]
-        command = [sys.executable, "-m", "experiments.language", *words, *more]
-        parts = [subprocess.Popen(command) for _ in range(a.side_by_side)]
-        failed = [part.args for part in parts if part.wait()]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {len(parts)} processes failed; run the command again.")
+        more = ["--claims", str(claims), "--seconds", f"{left:.0f}"]
+        processes.share(a.side_by_side, "experiments.language", [*words, *more])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""Runs shared out among processes: each asks for a run before it begins it, and the first has it.
+
+On a GPU they go side by side with NVIDIA's multi-process service on (`nvidia-cuda-mps-control -d`), and take
+turns without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+# How runs are shared out, and for how long, is no part of what they are.
+SHARED = r" --(claims|store|seconds|limit|side-by-side|processes)[ =]\S+"
+
+
+def claim(folder: Path, key: object) -> bool:
+    """Whether this process is the one that makes the run with this key: the first to ask for it."""
+    name = hashlib.sha256(repr(key).encode()).hexdigest()
+    try:
+        (folder / name).open("x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def claims() -> Iterator[Path]:
+    """A folder for the claims of the processes of one command. A later command asks anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def share(number: int, module: str, words: Sequence[str]) -> None:
+    """`python -m module words` so many times, and wait for all."""
+    command = [sys.executable, "-m", module, *words]
+    parts = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        failed = sum(part.wait() != 0 for part in parts)
+    except BaseException:  # an interrupt: nobody is left to wait for them
+        for part in parts:
+            part.terminate()
+        raise
+    if failed:
+        raise SystemExit(f"{failed} of {number} processes failed; run the command again.")
+
+
+def unshared(command: str) -> str:
+    """A command without the options that share it out."""
+    return re.sub(SHARED, "", command)
