@@ -16,7 +16,7 @@ from experiments.language import cells, tasks
 transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
 
 from experiments.language import __main__ as command  # noqa: E402
-from experiments.language import report, train  # noqa: E402
+from experiments.language import train  # noqa: E402
 
 WORDS = ["bank", "card", "lost", "time", "good", "bad", "film", "money", "was", "the"]
 
@@ -385,15 +385,3 @@ def test_a_line_names_the_command_without_how_it_was_shared_out(monkeypatch):
     monkeypatch.setattr("sys.argv", ["experiments.language", *words.split(), "--seconds", "270"])
     expected = "python -m experiments.language paper --tasks cola --seeds 0 1"
     assert command._about()["command"] == expected
-
-
-def test_differences_are_paired_by_seed():
-    def runs(*accuracies):
-        curves = [[[1, accuracy, 0.0]] if accuracy else [] for accuracy in accuracies]
-        return [{"cell": {"seed": seed}, "curve": curve} for seed, curve in enumerate(curves)]
-
-    uniform = runs(0.50, 0.60, 0.70)
-    told = report.minus_uniform(runs(0.52, 0.62, 0.75), uniform, report.at_the_end)
-    assert told == "+3.00 ± 4.30"  # 2, 2, 5: 4.303 * sqrt(3) / sqrt(3)
-    assert report.minus_uniform(uniform, uniform, report.at_the_end) == ""
-    assert report.minus_uniform(runs(0.9, None), uniform, report.at_the_end) == ""  # one is no mean

@@ -26,15 +26,17 @@ def test_the_page_counts_epochs_and_says_what_was_never_reached():
         line_of("rho", [[10, 0.81, 0.4], [40, 0.79, 0.6]]),
     ]
     rows = {line.split(" | ")[0]: line for line in report.page(lines).splitlines()}
-    ends = "73.0 (72.0-74.0) | 74.0 (72.0-76.0) | 40.0 (30.0-50.0)"
+    ends = "73.0 (72.0-74.0) |  | 74.0 (72.0-76.0) | 40.0 (30.0-50.0)"
     assert rows["| uniform"] == f"| uniform | 2 | 2.0, NR in 1 | NR | {ends} | 34 / NR (76) |"
-    assert rows["| RHO-LOSS"] == "| RHO-LOSS | 1 | 1.0 | 1.0 | 79.0 | 81.0 | 60.0 | 3 / 39 (80) |"
+    assert (
+        rows["| RHO-LOSS"] == "| RHO-LOSS | 1 | 1.0 | 1.0 | 79.0 |  | 81.0 | 60.0 | 3 / 39 (80) |"
+    )
 
 
 def test_a_budget_that_the_irreducible_losses_used_up_is_told():
     lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True)]
     lines[0] |= {"steps": 0, "seconds_a_step": 0.01}
-    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | 5.0 | NR | NR |" in report.page(lines)
+    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | 5.0 | NR |  | NR |" in report.page(lines)
 
 
 def test_the_seconds_that_fair_runs_took_are_told():
@@ -69,3 +71,15 @@ def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):
     for name in ("cola-accuracy.png", "cola-steps.png"):
         assert f"({name})" in text
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
+
+
+def test_differences_are_paired_by_seed():
+    def runs(*accuracies):
+        curves = [[[1, accuracy, 0.0]] if accuracy else [] for accuracy in accuracies]
+        return [{"cell": {"seed": seed}, "curve": curve} for seed, curve in enumerate(curves)]
+
+    uniform = runs(0.50, 0.60, 0.70)
+    told = report.minus_uniform(runs(0.52, 0.62, 0.75), uniform, report.at_the_end)
+    assert told == "+3.00 ± 4.30"  # 2, 2, 5: 4.303 * sqrt(3) / sqrt(3)
+    assert report.minus_uniform(uniform, uniform, report.at_the_end) == ""
+    assert report.minus_uniform(runs(0.9, None), uniform, report.at_the_end) == ""  # one is no mean
