@@ -56,6 +56,14 @@ def test_out_of_memory_says_what_to_reduce(calls, error):
         trainer(Greedy(calls, error)).train(10)
 
 
+def test_a_model_that_does_not_fit_says_so():
+    def none_left(parameters):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    with pytest.raises(RholossError, match=r"Reduce the model, or what needs copies of it"):
+        trainer(optimizer=none_left)
+
+
 def test_an_evaluation_out_of_memory_says_so_too():
     error = torch.OutOfMemoryError("CUDA out of memory.")
     evaluate = Evaluator(Greedy(0, error), Resident(X, Y, device="cpu"), num_classes=5)

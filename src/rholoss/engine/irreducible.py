@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -80,6 +81,12 @@ def fit_resident(
     if (score is None) == (folds is None):
         raise RholossError(
             f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
+        )
+    if score is data:
+        warnings.warn(
+            "`score` is `data` itself, so that each point is scored by a model that was fitted to it, and "
+            "irreducible losses come out too low. Pass holdout data, or `folds=2` in place of `score`.",
+            stacklevel=2,
         )
     if min(epochs, batch_size, evaluations) < 1:
         raise RholossError(

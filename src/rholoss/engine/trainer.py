@@ -69,6 +69,7 @@ class Trainer:
             `Selector`; `loss` must be a task's name.
     """
 
+    @says_what_to_reduce("the model, or what needs copies of it (`overlap`, `scoring`)")
     def __init__(
         self,
         model: nn.Module,
