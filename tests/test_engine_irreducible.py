@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from rholoss.engine import Resident, fit_resident, losses_of, one_cycle
+from rholoss.engine import Resident, fit_ladder, fit_resident, losses_of, one_cycle
 from rholoss.errors import RholossError
 from rholoss.il.split import folds
 
@@ -124,3 +124,23 @@ def test_folds_that_are_fitted_side_by_side_are_what_each_would_be_alone(points)
             batch_size=16,
         )
         assert torch.equal(alone.lookup(rows), crossed.lookup(rows))
+
+
+def test_a_ladder_has_the_losses_of_young_models_and_those_of_a_whole_fit(points):
+    x, y, _ = points
+    data = Resident(x[:600], y[:600], device="cpu")
+    options = {"folds": 2, "epochs": 6, "batch_size": 16, "evaluations": 2}
+    ladder = fit_ladder(make_model, data, rungs=(1, 3), **options)
+    assert len(ladder.tables) == 3
+    assert ladder.means == sorted(ladder.means, reverse=True)
+    whole = fit_resident(make_model, data, **options)
+    assert torch.equal(ladder.tables[-1].lookup(data.ids), whole.lookup(data.ids))
+    assert [table.seconds > 0 for table in ladder.tables] == [False, False, True]  # one fit
+    # A rate at which nothing is learnt: what does not fall is left out.
+    still = fit_ladder(make_model, data, rungs=(1, 3), learning_rate=0.0, **options)
+    assert len(still.tables) == 1
+    for rungs in ((3, 1), (0, 1), (1, 5), (1, 1)):
+        with pytest.raises(
+            RholossError, match=r"`rungs` must be epochs in rising order, from 1 to 4"
+        ):
+            fit_ladder(make_model, data, rungs=rungs, **options)

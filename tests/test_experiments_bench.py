@@ -81,7 +81,7 @@ def test_every_study_names_what_exists():
         for cell in study.cells():
             names |= {cell.model}
             assert 0 < cell.n_b <= cell.n_B
-            assert cell.il == "none" or irreducible.parse(cell.il)[0].split(" of ")[0] in MODELS
+            assert cell.il == "none" or irreducible.parse(cell.il)[0].split(" ")[0] in MODELS
             assert cell.il != "none" or cell.method not in ("rho", "negative_il", "svp")
             assert "cross-fit" in cell.il or cell.il == "none" or cell.part == "half"
         for group in study.groups:

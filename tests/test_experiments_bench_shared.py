@@ -48,6 +48,23 @@ def made(root):
 # Irreducible losses.
 
 
+def test_a_ladder_is_made_of_models_that_are_kept(root, fitted, monkeypatch, tmp_path):
+    monkeypatch.setattr(irreducible, "RUNGS", (1, 2))
+    bench = made(root)
+    cell = Cell(method="rho", il="tiny ladder, clean holdout", **BASE)
+    bench.prepare(cell)
+    assert [given[3].epochs for given in fitted] == [1, 2, RECIPE.epochs]
+    ladder, about = bench.irreducible(cell), bench.losses(cell).about
+    assert len(ladder.tables) == len(about["rungs"]) == 3
+    whole = bench.losses(Cell(method="rho", il=HOLDOUT, **BASE))
+    assert ladder.tables[-1] is whole.table
+    assert about["seconds"] > whole.about["seconds"]
+    assert run(made(root), [("s", cell)], tmp_path / "out", progress=False) == 1
+    assert len(fitted) == 3
+    (line,) = done(tmp_path / "out").values()
+    assert line["il_fit"]["rungs"] == about["rungs"]
+
+
 def test_a_model_that_is_stopped_early_is_another_one(root, fitted):
     bench = made(root)
     early = Cell(method="rho", il="tiny of 1 epochs, clean holdout", **BASE)

@@ -221,6 +221,18 @@ def test_an_early_irreducible_loss_model_is_fitted_apart(tiny, tmp_path):
     assert not np.allclose(late.cpu(), early.cpu(), equal_nan=True)
 
 
+def test_runs_with_a_ladder_share_its_fit_and_climb_by_themselves(tiny, tmp_path):
+    tiny.times |= {"scoring 8 of 40": 2.0, "uniform 8 of 8": 1.0}
+    cells = [Cell("clean", "rho k=5, ladder", 8, 1e-3, seed, budget=0.02) for seed in (0, 1)]
+    run(tiny, cells, tmp_path / "runs.jsonl")
+    lines = list(records.read(tmp_path / "runs.jsonl"))
+    assert [line["il_recipe"]["rungs"] for line in lines] == [[1, 3]] * 2
+    assert lines[0]["il_seconds"] == lines[1]["il_seconds"] > 0
+    first, second = (Running(tiny, cell).trainer.source for cell in cells)
+    assert first is not second
+    assert first.tables is tiny.irreducible(cells[0]).tables
+
+
 def test_a_race_that_diverges_is_a_result_and_takes_no_other_with_it(tiny, tmp_path):
     cells = [Cell("clean", "uniform", 8, lr, 0, budget=0.3) for lr in (1e30, 1e-3)]
     run(tiny, cells, tmp_path / "runs.jsonl", side_by_side=2)

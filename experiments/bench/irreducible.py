@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.bench.problems import Problem
-from rholoss import Irreducible
+from rholoss import Irreducible, Ladder
 from rholoss.engine import Evaluator, Resident, Trainer, losses_of
 from rholoss.errors import RholossError
 from rholoss.il.split import folds
@@ -30,6 +30,8 @@ from rholoss.progress import Bar
 
 # Where the model comes from. A clean holdout as in the paper's noise runs; one that is as noisy as the
 # training labels, as in life; the two halves of the training set; and a model that goes on learning.
+# 'small_cnn ladder, clean holdout': its losses after so many epochs first, those of lowest loss at last.
+LADDER, RUNGS = " ladder", (4, 12)
 SOURCES = ("clean holdout", "noisy holdout", "cross-fit", "live")
 
 
@@ -57,7 +59,7 @@ class Member:
 class Losses:
     """Irreducible losses of a problem's training set, and what a record says of them."""
 
-    table: Irreducible
+    table: Irreducible | Ladder
     about: dict[str, Any]
 
 
@@ -139,7 +141,9 @@ class Fits:
 
     def losses(self, il: str, problem: Problem, dataset: str, labels: str, part: str) -> Losses:
         """Irreducible losses of a problem's training set, with its labels as they are trained on."""
-        key = f"{dataset} {labels} {part} {il}"
+        key, name = f"{dataset} {labels} {part} {il}", parse(il)[0]
+        if name.endswith(LADDER):
+            return self._ladder(name.removesuffix(LADDER), il, problem, dataset, labels, part)
         if key not in self._losses:
             path, ids = self.path(f"{key} losses", ".npz"), problem.train.ids.cpu()
             if path is not None and path.exists():
@@ -149,6 +153,13 @@ class Fits:
                 if path is not None:
                     _save_losses(path, found, ids)
         return self._losses[key]
+
+    def _ladder(self, name: str, il: str, problem: Problem, *where: str) -> Losses:
+        names = [*(f"{name} of {epochs} epochs" for epochs in RUNGS), name]
+        rungs = [self.losses(f"{each}, {parse(il)[1]}", problem, *where) for each in names]
+        seconds = sum(rung.about["seconds"] for rung in rungs)
+        about = {**rungs[-1].about, "rungs": [rung.about["loss_on_train"] for rung in rungs]}
+        return Losses(Ladder([rung.table for rung in rungs]), {**about, "seconds": seconds})
 
     def members(
         self, il: str, problem: Problem, dataset: str, labels: str, part: str
@@ -256,6 +267,7 @@ def save_arrays(path: Path, **arrays: Any) -> None:
 
 
 def _save_losses(path: Path, losses: Losses, ids: Tensor) -> None:
+    assert isinstance(losses.table, Irreducible)  # the rungs of a ladder are kept, not itself
     save_arrays(path, loss=losses.table.lookup(ids), ids=ids, about=json.dumps(losses.about))
 
 

@@ -26,6 +26,7 @@ class Arm:
         None  # of the passes that score nothing, from the loss of chance
     )
     il_epochs: int = 12  # of the fit of the irreducible-loss model
+    rungs: tuple[int, ...] = ()  # epochs of it whose losses come first (`rholoss.Ladder`)
 
     @property
     def needs_il(self) -> bool:
@@ -79,6 +80,9 @@ ARMS = {
         # An IL model that was stopped early costs less, and is nearer to what the target can learn.
         Arm("rho k=5, early IL", "rho", k=5, il_epochs=3),
         Arm("annealed, early IL", "rho", k=4, switch=None, plan=_filter, il_epochs=3),
+        # Losses that keep step with the target: those of a young model first.
+        Arm("rho k=5, ladder", "rho", k=5, rungs=(1, 3)),
+        Arm("annealed, ladder", "rho", k=4, switch=None, plan=_filter, rungs=(1, 3)),
         # `annealed` with the switch and the share of highest IL fixed by hand.
         Arm("annealed 30 %, IL 2 %", "rho", k=5, switch=0.3, drop=0.02),
         Arm("annealed 30 %, IL 10 %", "rho", k=5, switch=0.3, drop=0.10),

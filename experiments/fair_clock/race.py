@@ -16,7 +16,16 @@ from experiments import records
 from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n, cifar100
 from experiments.fair_clock.arms import ARMS, Arm, Cell, Kind, kinds
 from experiments.models import ResNet18, SmallCNN
-from rholoss.engine import CropFlip, Evaluator, Folded, Resident, Trainer, fit_resident, one_cycle
+from rholoss.engine import (
+    CropFlip,
+    Evaluator,
+    Folded,
+    Resident,
+    Trainer,
+    fit_ladder,
+    fit_resident,
+    one_cycle,
+)
 from rholoss.errors import TooFewFiniteScoresError
 from rholoss.noise import uniform_noise
 
@@ -90,7 +99,8 @@ class Race:
 
     def irreducible(self, cell: Cell) -> Any:
         """Cross-fitted, so that every arm may train on everything; or from the odd half."""
-        key = (cell.labels, cell.split, cell.part, ARMS[cell.arm].il_epochs)
+        arm = ARMS[cell.arm]
+        key = (cell.labels, cell.split, cell.part, arm.il_epochs, arm.rungs)
         if key not in self._il:
             for _ in range(1 if self._il else 2):  # the first fit only warms up
                 self._il[key] = self._fit(cell)
@@ -102,14 +112,15 @@ class Race:
 
         data, _ = self.data(cell)
         options: dict[str, Any] = {"precision": self.precision, **il_recipe(cell)}
+        fit: Any = fit_ladder if "rungs" in options else fit_resident
         if cell.part == "all":
-            return fit_resident(make, data, folds=2, **options)
+            return fit(make, data, folds=2, **options)
         whole = self.train.with_targets(self.labels(cell.labels))
         odd = torch.arange(len(whole)) % 2 == 1
         if cell.split == "tune":
             odd[self.validation] = False  # whoever chooses among arms has not seen their judge
         rows = odd.nonzero().flatten().to(whole.device)
-        return fit_resident(make, whole.take(rows), score=data, **options)
+        return fit(make, whole.take(rows), score=data, **options)
 
     def trainer(self, cell: Cell, steps: int, capacity: int, arm: Arm | None = None) -> Trainer:
         """A trainer that is to take `steps` steps, and might take `capacity` or some more."""
@@ -169,7 +180,8 @@ class Race:
 
 def il_recipe(cell: Cell) -> dict[str, Any]:
     """How the irreducible losses of the cell are fitted."""
-    return {"epochs": ARMS[cell.arm].il_epochs, **IL_RECIPE}
+    arm = ARMS[cell.arm]
+    return {"epochs": arm.il_epochs, **IL_RECIPE, **({"rungs": arm.rungs} if arm.rungs else {})}
 
 
 def rate(cell: Cell, steps: int) -> Callable[[int], float]:

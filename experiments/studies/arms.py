@@ -19,6 +19,11 @@ def early(epochs: int, source: str = "clean holdout") -> str:
     return f"small_cnn of {epochs} epochs, {source}"
 
 
+def ladder(source: str = "clean holdout") -> str:
+    """Those of a small CNN after few epochs first, of lowest loss at last (`rholoss.Ladder`)."""
+    return f"small_cnn ladder, {source}"
+
+
 def rho(base: Cell, il: str, **changes: object) -> Cell:
     """RHO-LOSS with these irreducible losses."""
     return replace(base, method="rho", il=il, **changes)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.bench.cell import Cell, Group, Study
-from experiments.studies.arms import CNN_IL, R18_IL, early, rho
+from experiments.studies.arms import CNN_IL, R18_IL, early, ladder, rho
 from experiments.studies.fig6 import MLP_IL
 
 ACTIVE = {
@@ -68,6 +68,7 @@ WEAK_TARGET = Study(
                 "RHO-LOSS, IL of a ResNet-18": rho(WEAK, R18_IL),
                 "RHO-LOSS, IL of a small CNN after 12 epochs": rho(WEAK, early(12)),
                 "RHO-LOSS, IL of a small CNN after 4 epochs": rho(WEAK, early(4)),
+                "RHO-LOSS, ladder (4, 12, lowest)": rho(WEAK, ladder()),
             },
             targets=(30, 40),
             show=("epochs", "curves", "shares"),

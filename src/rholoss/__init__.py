@@ -7,6 +7,7 @@ from rholoss.il.fit import fit_irreducible
 from rholoss.il.live import LiveIrreducible
 from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
+from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.methods import METHODS, boltzmann
 from rholoss.schedules import annealed, constant, warm_up, window
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "Irreducible",
+    "Ladder",
     "Ledger",
     "LiveIrreducible",
     "Method",

@@ -7,6 +7,7 @@ from typing import Any
 
 from rholoss.core import Method
 from rholoss.errors import RholossError
+from rholoss.ladder import Ladder
 from rholoss.schedules import Schedule
 from rholoss.sources import Source, TableSource
 
@@ -30,6 +31,11 @@ def check_arguments(
         raise RholossError(f"`k` must be at least 1, but is {k}.")
     if not 1 <= flush_every <= FLUSH_STEPS:
         raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every}.")
+    if isinstance(source, Ladder) and not {"loss", "irreducible_loss"} <= method.needs:
+        raise RholossError(
+            f"A `Ladder` compares losses with irreducible losses, but the method {method.name!r} does not "
+            "need both; pass the last of its rungs."
+        )
     if schedule.drop and not isinstance(source, TableSource):
         raise RholossError(
             f"A schedule with `drop`={schedule.drop} needs a table of irreducible losses; pass "

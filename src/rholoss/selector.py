@@ -16,6 +16,7 @@ from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, place
 from rholoss.errors import RholossError
 from rholoss.guard import Guard
+from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger, Watched
 from rholoss.losses import LossFunction, check_per_example
 from rholoss.quantities import Quantity
@@ -107,6 +108,8 @@ class Selector:
         self.flush_every, self.auto_off = flush_every, auto_off
         self.on_scores = list(on_scores)
         self.ranks = Ranks(choice)
+        if isinstance(self.source, Ladder):
+            self.on_scores.append(self.source.watcher(self.ranks))
         self.log = StepLog(self.ranks.own_path(log))
         self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)), il_runs)
         self.guard = Guard()

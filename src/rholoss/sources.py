@@ -45,6 +45,10 @@ class Source:
         """A short text that differs where other losses would be given; None where it is not known."""
         return None
 
+    def own(self) -> Source:
+        """What one run reads: the source itself, unless each run changes it in its own way."""
+        return self
+
     def state_dict(self) -> dict[str, Any] | None:
         """What a resumed run needs; nothing for a table."""
         return None
@@ -209,8 +213,10 @@ class FunctionSource(Source):
 
 def as_source(irreducible: Any) -> Source | None:
     """A source from what the user passed as `irreducible`."""
-    if irreducible is None or isinstance(irreducible, Source):
-        return irreducible
+    if irreducible is None:
+        return None
+    if isinstance(irreducible, Source):
+        return irreducible.own()
     if hasattr(irreducible, "lookup"):
         return TableSource(irreducible)
     if isinstance(irreducible, (Tensor, np.ndarray, list)):

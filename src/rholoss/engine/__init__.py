@@ -3,7 +3,7 @@
 from rholoss.engine.cheaper import Cheaper, Gate, LowerResolution, Proxy, Reuse
 from rholoss.engine.evaluate import Evaluation, Evaluator
 from rholoss.engine.folded import Folded
-from rholoss.engine.irreducible import fit_resident, losses_of, one_cycle
+from rholoss.engine.irreducible import fit_ladder, fit_resident, losses_of, one_cycle
 from rholoss.engine.memory import Epoch, Memory, Plan, Situation
 from rholoss.engine.optimizers import adamw
 from rholoss.engine.plans import InfoBatch, RandomShare, Remembered
@@ -34,6 +34,7 @@ __all__ = [
     "Streamed",
     "Trainer",
     "adamw",
+    "fit_ladder",
     "fit_resident",
     "losses_of",
     "one_cycle",

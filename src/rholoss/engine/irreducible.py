@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from rholoss.engine.trainer import Trainer
 from rholoss.errors import RholossError
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
+from rholoss.ladder import Ladder
 from rholoss.modes import own_autocast, scoring_mode
 from rholoss.scoring import Scorer
 
@@ -78,21 +80,53 @@ def fit_resident(
         data: the holdout set (may be augmented), or with `folds` the training set.
         score: the points to be scored; with `folds` they are those of `data`.
     """
-    if (score is None) == (folds is None):
-        raise RholossError(
-            f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
-        )
-    if score is data:
-        warnings.warn(
-            "`score` is `data` itself, so that each point is scored by a model that was fitted to it, and "
-            "irreducible losses come out too low. Pass holdout data, or `folds=2` in place of `score`.",
-            stacklevel=2,
-        )
-    if min(epochs, batch_size, evaluations) < 1:
-        raise RholossError(
-            f"`epochs`, `batch_size` and `evaluations` must be at least 1, but are {epochs}, {batch_size} "
-            f"and {evaluations}."
-        )
+    return _fit_rungs(
+        make_model, data, (), score=score, folds=folds, epochs=epochs, batch_size=batch_size,
+        learning_rate=learning_rate, loss=loss, precision=precision, compile=compile, seed=seed,
+        evaluations=evaluations,
+    )[-1]  # fmt: skip
+
+
+def fit_ladder(
+    make_model: Callable[[], nn.Module],
+    data: Resident | Streamed,
+    *,
+    rungs: Sequence[int] = (1, 3),
+    ahead: float = 0.8,
+    **options: Any,
+) -> Ladder:
+    """As `fit_resident`, with its options; the losses after some of the epochs are kept as well.
+
+    Args:
+        rungs: these epochs; one whose mean loss is no higher than that of a later one is left out.
+        ahead: of the `Ladder`.
+    """
+    *young, last = _fit_rungs(make_model, data, rungs, **options)
+    falling = [last]
+    for rung in reversed(young):
+        if rung.values.nanmean() > falling[0].values.nanmean():
+            falling.insert(0, rung)
+    return Ladder(falling, ahead)
+
+
+def _fit_rungs(
+    make_model: Callable[[], nn.Module],
+    data: Resident | Streamed,
+    rungs: Sequence[int],
+    *,
+    score: Resident | Streamed | None = None,
+    folds: int | None = None,
+    epochs: int = 12,
+    batch_size: int = 256,
+    learning_rate: float = 4e-3,
+    loss: str = "classification",
+    precision: str | None = None,
+    compile: bool = False,
+    seed: int = 0,
+    evaluations: int = 3,
+) -> list[Irreducible]:
+    """Irreducible losses after the epochs of `rungs`, and the lowest of the last ones."""
+    _check(data, score, folds, epochs, batch_size, evaluations, rungs)
     started = time.perf_counter()
     make = functools.partial(
         _Fit,
@@ -104,8 +138,9 @@ def fit_resident(
         precision=precision,
         compile=compile,
         evaluations=evaluations,
+        rungs=rungs,
     )
-    values = torch.full((len(score if score is not None else data),), torch.nan, device=data.device)
+    ids = data.ids if score is None else score.ids
     fits: list[tuple[Tensor, _Fit]] = []  # with the rows that each scores
     if score is not None:
         fits.append((torch.arange(len(score), device=data.device), make(data, score, seed=seed)))
@@ -115,19 +150,51 @@ def fit_resident(
         for number in range(folds):
             rows, others = (fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0]
             fits.append((rows, make(data.take(others), data.take(rows), seed=seed + number)))
-    while not all(
-        fit.finished for _, fit in fits
-    ):  # side by side: one small model leaves a GPU half idle
+    # Side by side: one small model leaves a GPU half idle.
+    while not all(fit.finished for _, fit in fits):
         for _, fit in fits:
             fit.advance()
+    values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
     for rows, fit in fits:
-        values[rows] = fit.lowest()
+        values[:, rows] = torch.stack(fit.read())
     losses = values.cpu()
     split = {"folds": folds, "seed": seed} if folds else None
-    return Irreducible.from_losses(
-        losses, data.ids.cpu() if score is None else score.ids.cpu(), loss=loss, split=split,
-        seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
+    return [
+        Irreducible.from_losses(loss_N, ids.cpu(), loss=loss, split=split, seconds=spent)
+        for loss_N, spent in zip(losses, seconds, strict=True)
+    ]
+
+
+def _check(
+    data: Resident | Streamed,
+    score: Resident | Streamed | None,
+    folds: int | None,
+    epochs: int,
+    batch_size: int,
+    evaluations: int,
+    rungs: Sequence[int],
+) -> None:
+    if (score is None) == (folds is None):
+        raise RholossError(
+            f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
+        )
+    if score is data:
+        warnings.warn(
+            "`score` is `data` itself, so that each point is scored by a model that was fitted to it, and "
+            "irreducible losses come out too low. Pass holdout data, or `folds=2` in place of `score`.",
+            stacklevel=4,
+        )
+    if min(epochs, batch_size, evaluations) < 1:
+        raise RholossError(
+            f"`epochs`, `batch_size` and `evaluations` must be at least 1, but are {epochs}, {batch_size} "
+            f"and {evaluations}."
+        )
+    if list(rungs) != sorted({n for n in rungs if 1 <= n <= epochs - evaluations}):
+        raise RholossError(
+            f"`rungs` must be epochs in rising order, from 1 to {epochs - evaluations} (the last "
+            f"`evaluations`={evaluations} of `epochs`={epochs} are the last rung), but are {list(rungs)}."
+        )
 
 
 class _Fit:
@@ -146,6 +213,7 @@ class _Fit:
         precision: str | None,
         compile: bool,
         evaluations: int,
+        rungs: Sequence[int],
         seed: int,
     ) -> None:
         batch_size = min(batch_size, len(data))
@@ -164,6 +232,8 @@ class _Fit:
             compile=compile, seed=seed,
         )  # fmt: skip
         self.look = functools.partial(losses_of, model, score, loss=loss, precision=precision)
+        self.rungs = [epoch * self.per_epoch for epoch in rungs]
+        self.young: list[Tensor] = []  # losses at these steps
         self.found: list[Tensor] = []
         self.stream = torch.cuda.Stream(data.device) if cuda else None
         if self.stream is not None:
@@ -181,13 +251,15 @@ class _Fit:
         left = self.per_epoch - trainer.step % self.per_epoch
         with torch.cuda.stream(self.stream):
             trainer.train(min(CHUNK, left))
+            if trainer.step in self.rungs:
+                self.young.append(self.look())
             if trainer.step % self.per_epoch == 0 and trainer.step > self.first_look:
                 self.found.append(self.look())
 
-    def lowest(self) -> Tensor:
-        """The losses of the look whose mean was lowest."""
+    def read(self) -> list[Tensor]:
+        """The losses of the rungs, and those of the look whose mean was lowest."""
         with torch.cuda.stream(self.stream):
             self.trainer.flush()
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        return min(self.found, key=lambda loss_N: float(loss_N.mean()))
+        return [*self.young, min(self.found, key=lambda loss_N: float(loss_N.mean()))]

@@ -16,7 +16,7 @@ from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
 from rholoss.il.live import LiveIrreducible
 from rholoss.sampler import EPOCHS
-from rholoss.sources import Source, TableSource, raise_unmeasured
+from rholoss.sources import Source, Table, TableSource, raise_unmeasured
 
 
 def irreducible_table(
@@ -33,11 +33,16 @@ def irreducible_table(
             f"{who} needs irreducible losses; pass `irreducible=` what "
             "`fit_irreducible` returned (or a `LiveIrreducible`, if the schedule drops nothing)."
         )
-    loss_N = source.table.lookup(ids.cpu())
+    return by_id(source.table, ids)
+
+
+def by_id(table: Table, ids: Tensor) -> Tensor:
+    """The losses of these ids as a tensor by id, where the ids are; NaN between them."""
+    loss_N = table.lookup(ids.cpu())
     raise_unmeasured(ids.cpu(), loss_N)
-    table = torch.full((int(ids.max()) + 1,), torch.nan)
-    table[ids.cpu()] = loss_N
-    return table.to(ids.device)
+    whole = torch.full((int(ids.max()) + 1,), torch.nan)
+    whole[ids.cpu()] = loss_N
+    return whole.to(ids.device)
 
 
 class Rows:
@@ -63,10 +68,15 @@ class Rows:
         self.passes = 0
         self.num = len(data)  # rows of the pass that was dealt last
         self._all = torch.arange(len(data))
-        loss_N = None if irreducible is None else irreducible.index_select(0, data.ids).cpu()
+        self.drop = drop
+        self.use(irreducible)
+
+    def use(self, irreducible: Tensor | None) -> None:
+        """Leave out and plan by these irreducible losses, a table by id."""
+        loss_N = None if irreducible is None else irreducible.index_select(0, self.data.ids).cpu()
         self._irreducible, self._kept = loss_N, self._all
-        if drop and loss_N is not None:
-            self._kept = self._all[loss_N <= loss_N.quantile(1 - drop)]
+        if self.drop and loss_N is not None:
+            self._kept = self._all[loss_N <= loss_N.quantile(1 - self.drop)]
 
     def deal(
         self, order: Order, *, step: int, progress: float, scores: bool, stopped: bool,

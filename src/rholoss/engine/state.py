@@ -70,6 +70,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
         trainer.overlapped.waiting = [t.to(device) for t in state["waiting"]]
     if trainer.source is not None and state["irreducible"] is not None:
         trainer.source.load_state_dict(state["irreducible"])
+        trainer.stand()
     trainer.ledger.load_state_dict(state["ledger"])
     if body.row_weight is not None:
         body.row_weight.copy_(state["row_weight"])

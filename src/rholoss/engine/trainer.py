@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +25,13 @@ from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
 from rholoss.engine.resident import Resident
-from rholoss.engine.rows import Rows, irreducible_table
+from rholoss.engine.rows import Rows, by_id, irreducible_table
 from rholoss.engine.step import Counters, DeviceStep
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.tuning import Tuning
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.il.live import LiveIrreducible
+from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.losses import Task
 from rholoss.schedules import Schedule, constant
@@ -119,11 +121,13 @@ class Trainer:
             recorded=recorded,
         )  # fmt: skip
         self.catch_up = catch_up
-        if catch_up and self.method.needs != {"loss", "irreducible_loss"}:
-            raise RholossError(
-                "`catch_up` compares losses with irreducible losses, but the method is "
-                f"{self.method.name!r}; pass catch_up=False."
-            )
+        both = self.method.needs == {"loss", "irreducible_loss"}
+        for name, given in (("catch_up", catch_up), ("Ladder", isinstance(self.source, Ladder))):
+            if given and not both:
+                raise RholossError(
+                    f"`{name}` compares losses with irreducible losses, but the method is "
+                    f"{self.method.name!r}; leave it out."
+                )
         self.optimizer = for_graphs(optimizer(self.model.parameters()), device)
         check_rates(self.optimizer)
         exact = torch.float32 if device.type == "cuda" else torch.float64
@@ -281,8 +285,7 @@ class Trainer:
         self.log.flush()
         self.reducible = torch.cat([self.reducible, reducible])
         if self.step % WINDOW == 0:
-            if self.catch_up and self.schedule(self.step).score and self.reducible.nanmean() <= 0:
-                self.stop_scoring()
+            self._look(float(self.reducible.nanmean()))
             self.reducible = self.reducible[:0]
         for tap in self.on_flush:
             tap(self.step, index, losses)
@@ -292,6 +295,22 @@ class Trainer:
                 f"is not finite and {short} had fewer finite scores than are selected ({not_finite} "
                 "scores were not finite so far). Lower the learning rate or look at the inputs."
             )
+
+    def _look(self, reducible: float) -> None:
+        """Climb, or stop scoring, if the target has come that far: `reducible` is the mean score."""
+        if not self.schedule(self.step).score or math.isnan(reducible):
+            return
+        if isinstance(self.source, Ladder) and self.source.climb(reducible):
+            self.stand()
+        elif self.catch_up and reducible <= 0:
+            self.stop_scoring()
+
+    def stand(self) -> None:
+        """Take over the losses of the rung on which a ladder stands. In place: a graph reads them."""
+        table = self.body.irreducible
+        if isinstance(self.source, Ladder) and table is not None:
+            table.copy_(by_id(self.source.table, self.data.ids))
+            self.rows.use(table)
 
     def stop_scoring(self) -> None:
         """Score no more from the next step on."""

@@ -240,8 +240,8 @@ def _check(select: Selector, model: nn.Module, loader: Any, role: Role) -> None:
         )
     if select.source is not None and select.source.state_dict() is not None:
         raise RholossError(
-            "The irreducible losses come from a live model, which learns at every step and whose "
-            "weights do not go to the workers; pass losses that were measured before."
+            "The irreducible losses change while it trains (a live model, or a `Ladder`), of which workers "
+            "do not hear; pass losses that were measured before and stay."
         )
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise RholossError(
