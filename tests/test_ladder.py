@@ -178,3 +178,19 @@ def test_the_cost_of_all_rungs_is_counted():
     made = [rho.Irreducible.from_losses(rung, torch.arange(N), seconds=2.0) for rung in RUNGS]
     select = rho.Selector("rho", irreducible=rho.Ladder(made), keep=0.5)
     assert select.ledger.il_seconds == 6.0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_the_engine_chooses_follows_the_rung(device, overlap):
+    """In a graph, too, which goes on reading the table that it was recorded with."""
+    low = torch.arange(N) < N // 2
+    ladder = rho.Ladder([torch.where(low, 1.0, 100.0), torch.where(low, 50.0, 1.0)])
+    trainer = Trainer(
+        make_model(), Resident(X, Y, device=device), total_steps=200, candidates=64, keep=0.25,
+        irreducible=ladder, overlap=overlap,
+    )  # fmt: skip
+    _, chosen = trained(trainer, 200)
+    assert low[chosen[:100]].all()
+    assert not low[chosen[101:]].any()  # what was overlapped had been chosen before
+    assert low[chosen[100]].all() == overlap
