@@ -1,5 +1,7 @@
 """Irreducible losses of several ages: which of them a run reads, and when it goes on to the next."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -141,6 +143,18 @@ def test_the_selector_climbs_at_the_steps_at_which_the_engine_does():
         score = trainer.counters.reducible[step % 100]  # mean of the candidates
         watch(step, None, Chosen(torch.zeros(1), torch.zeros(1), None, score[None]))
     assert len(rungs) > 1
+
+
+@pytest.mark.parametrize(("others", "rung"), [(0.0, 1), (0.6, 0), (float("nan"), 1)])
+def test_all_ranks_climb_or_none(others, rung):
+    """This one's target is near, with a mean score of 0.1; the others have a word in it."""
+    ranks = SimpleNamespace(exchange=lambda said: [said, others])
+    ladder = rho.Ladder(RUNGS)
+    watch = ladder.watcher(ranks)
+    for step in range(100):
+        assert ladder.rung == 0
+        watch(step, None, Chosen(torch.zeros(1), torch.zeros(1), None, torch.tensor([0.05, 0.15])))
+    assert ladder.rung == rung
 
 
 def test_what_is_left_out_afterwards_has_the_highest_loss_of_the_rung_it_stands_on():

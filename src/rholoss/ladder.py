@@ -39,9 +39,10 @@ class Ladder(TableSource):
     def __init__(self, rungs: Sequence[Any], ahead: float = 0.8) -> None:
         sources = [as_source(rung) for rung in rungs]
         if not sources or not all(type(source) is TableSource for source in sources):
+            given = [type(rung).__name__ for rung in rungs]
             raise RholossError(
-                f"`rungs` must be tables of irreducible losses, at least one, but are {list(rungs)!r}; pass "
-                "what `fit_irreducible` returned for few epochs, for more, and to the end."
+                f"`rungs` must be tables of irreducible losses, at least one, but are {given}; pass what "
+                "`fit_irreducible` returned for few epochs, for more, and to the end."
             )
         if not 0 < ahead <= 1:
             raise RholossError(f"`ahead` must be in (0, 1], but is {ahead}.")
