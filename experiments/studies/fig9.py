@@ -97,8 +97,9 @@ WEAK_TARGET = Study(
         "which the paper takes (0.62), puts it behind, and a ResNet-18 (0.48) further still. A likely "
         "reason, not proved: most points cost a good model next to nothing, so that the score is little "
         "more than the training loss, and what such a model finds easy is partly out of the target's reach; "
-        "nearly all that is picked then is what the target has wrong. The two models of lowest loss were "
-        "fitted on a GPU in bf16, the early ones on the CPU in float32; "
+        "nearly all that is picked then is what the target has wrong. The ladder (`rholoss.Ladder`) reads "
+        "the losses after 4 epochs first, and those after 12 and the lowest when the target comes near. The "
+        "two models of lowest loss were fitted on a GPU in bf16, the early ones on the CPU in float32; "
         "[il_strength](../il_strength/README.md) fits all on one device and asks the same for the paper's "
         "ResNet-18."
     ),
