@@ -36,7 +36,8 @@ ROOMS = {
     "progress": "core",
     "distributed": "core data",
     "sources": "core data losses",
-    "arguments": "core schedules sources",
+    "ladder": "core distributed sources steplog",
+    "arguments": "core ladder schedules sources",
     "ledger": "core steplog",
     "sampler": "core data picks",
     "modes": "core",
@@ -45,7 +46,7 @@ ROOMS = {
     "il": "core data distributed losses scoring sources progress streams il",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
-        "arguments distributed"
+        "arguments distributed ladder"
     ),
     "workers": "core data modes sampler selector steplog workers",
     "coreset": "core data methods scoring losses il progress",
