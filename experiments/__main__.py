@@ -101,10 +101,10 @@ def _run(a: argparse.Namespace) -> None:
         )
     from experiments.bench.run import Bench, missing, run
 
-    bench, known = Bench(a.data), [records.RESULTS]  # what is committed is not run again
-    cells = missing(_cells(a), a.out, *known)
+    bench, cells = Bench(a.data), _cells(a)
+    known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
     if a.processes > 1 and a.claims is None:
-        _share(a, bench, cells)
+        _share(a, bench, missing(cells, a.out, *known))
         return
     more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": a.side_by_side, "known": known}
     if a.claims is not None:

@@ -53,7 +53,7 @@ def test_a_run_climbs_as_it_learns_and_reads_the_losses_of_its_rung():
     select = rho.Selector("rho", irreducible=ladder, keep=0.25, on_scores=[tap])
     stood, _, _ = selected(select, 400)
     assert stood[:100] == [0] * 100  # at a hundred steps it looks first
-    assert sorted(set(stood)) == [0, 1, 2] or sorted(set(stood)) == [0, 2]
+    assert set(stood) == {0, 2}  # it learns fast, and passes two rungs at once
     assert stood == sorted(stood)  # never down
     assert all(step % 100 == 0 for step in range(1, 400) if stood[step] != stood[step - 1])
     for given, expected in seen:

@@ -36,7 +36,7 @@ ROOMS = {
     "progress": "core",
     "distributed": "core data",
     "sources": "core data losses",
-    "ladder": "core distributed sources steplog",
+    "ladder": "core distributed guard sources steplog",
     "arguments": "core ladder schedules sources",
     "ledger": "core steplog",
     "sampler": "core data picks",

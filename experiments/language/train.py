@@ -73,9 +73,7 @@ class Bench:
     store: Path  # of irreducible losses
     device: torch.device
     il_epochs: int = IL_EPOCHS
-    quick: bool = (
-        False  # whether irreducible losses are fitted in larger batches where rows are many
-    )
+    quick: bool = False  # fit irreducible losses in larger batches where rows are many
     pace: dict[str, float] = field(default_factory=dict)  # seconds a step, measured alone
     _loaded: dict[tuple[str, torch.device], list[Texts]] = field(default_factory=dict)
     _fitted: dict[tuple[str, str], Fitted] = field(default_factory=dict)

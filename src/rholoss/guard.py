@@ -14,6 +14,12 @@ from torch import Tensor
 from rholoss.errors import TooFewFiniteScoresError, UnmeasuredLossError
 
 
+def mean_of_finite(score_B: Tensor) -> Tensor:
+    """The mean of the scores that can be used; NaN if there is none. Does not wait for the device."""
+    finite = score_B.isfinite()
+    return torch.where(finite, score_B, 0.0).sum() / finite.sum()
+
+
 class Guard:
     """Finds candidates without a finite irreducible loss or score, and steps with too few left."""
 

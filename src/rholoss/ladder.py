@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rholoss.errors import RholossError
+from rholoss.guard import mean_of_finite
 from rholoss.sources import TableSource, as_source
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ class Ladder(TableSource):
 
     def _note(self, score_B: Tensor) -> None:
         """The scores of all candidates of a step. Does not wait for the device."""
-        finite = score_B.isfinite()
-        mean = torch.where(finite, score_B, 0.0).sum() / finite.sum()
-        self._sum, self._steps = self._sum + mean, self._steps + 1
+        self._sum, self._steps = self._sum + mean_of_finite(score_B), self._steps + 1
 
     def _read(self) -> float:
         """Their mean since this was asked last, NaN if nothing was noted. Waits for the device."""

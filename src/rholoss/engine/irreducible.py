@@ -101,6 +101,7 @@ def fit_ladder(
         rungs: these epochs; one whose mean loss is no higher than that of a later one is left out.
         ahead: of the `Ladder`.
     """
+    options = {**(fit_resident.__kwdefaults__ or {}), **options}
     *young, last = _fit_rungs(make_model, data, rungs, **options)
     falling = [last]
     for rung in reversed(young):
@@ -114,32 +115,24 @@ def _fit_rungs(
     data: Resident | Streamed,
     rungs: Sequence[int],
     *,
-    score: Resident | Streamed | None = None,
-    folds: int | None = None,
-    epochs: int = 12,
-    batch_size: int = 256,
-    learning_rate: float = 4e-3,
-    loss: str = "classification",
-    precision: str | None = None,
-    compile: bool = False,
-    seed: int = 0,
-    evaluations: int = 3,
+    score: Resident | Streamed | None,
+    folds: int | None,
+    seed: int,
+    **training: Any,
 ) -> list[Irreducible]:
     """Irreducible losses after the epochs of `rungs`, and the lowest of the last ones."""
-    _check(data, score, folds, epochs, batch_size, evaluations, rungs)
+    if (score is None) == (folds is None):
+        raise RholossError(
+            f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
+        )
+    if score is data:
+        warnings.warn(
+            "`score` is `data` itself, so that each point is scored by a model that was fitted to it, and "
+            "irreducible losses come out too low. Pass holdout data, or `folds=2` in place of `score`.",
+            stacklevel=3,
+        )
     started = time.perf_counter()
-    make = functools.partial(
-        _Fit,
-        make_model,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        loss=loss,
-        precision=precision,
-        compile=compile,
-        evaluations=evaluations,
-        rungs=rungs,
-    )
+    make: Callable[..., _Fit] = functools.partial(_Fit, make_model, rungs=rungs, **training)
     ids = data.ids if score is None else score.ids
     fits: list[tuple[Tensor, _Fit]] = []  # with the rows that each scores
     if score is not None:
@@ -157,44 +150,15 @@ def _fit_rungs(
     values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
     for rows, fit in fits:
         values[:, rows] = torch.stack(fit.read())
-    losses = values.cpu()
-    split = {"folds": folds, "seed": seed} if folds else None
+    about: dict[str, Any] = {
+        "loss": fits[0][1].loss,
+        "split": {"folds": folds, "seed": seed} if folds else None,
+    }
     seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
     return [
-        Irreducible.from_losses(loss_N, ids.cpu(), loss=loss, split=split, seconds=spent)
-        for loss_N, spent in zip(losses, seconds, strict=True)
+        Irreducible.from_losses(loss_N, ids.cpu(), seconds=spent, **about)
+        for loss_N, spent in zip(values.cpu(), seconds, strict=True)
     ]
-
-
-def _check(
-    data: Resident | Streamed,
-    score: Resident | Streamed | None,
-    folds: int | None,
-    epochs: int,
-    batch_size: int,
-    evaluations: int,
-    rungs: Sequence[int],
-) -> None:
-    if (score is None) == (folds is None):
-        raise RholossError(
-            f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
-        )
-    if score is data:
-        warnings.warn(
-            "`score` is `data` itself, so that each point is scored by a model that was fitted to it, and "
-            "irreducible losses come out too low. Pass holdout data, or `folds=2` in place of `score`.",
-            stacklevel=4,
-        )
-    if min(epochs, batch_size, evaluations) < 1:
-        raise RholossError(
-            f"`epochs`, `batch_size` and `evaluations` must be at least 1, but are {epochs}, {batch_size} "
-            f"and {evaluations}."
-        )
-    if list(rungs) != sorted({n for n in rungs if 1 <= n <= epochs - evaluations}):
-        raise RholossError(
-            f"`rungs` must be epochs in rising order, from 1 to {epochs - evaluations} (the last "
-            f"`evaluations`={evaluations} of `epochs`={epochs} are the last rung), but are {list(rungs)}."
-        )
 
 
 class _Fit:
@@ -206,6 +170,8 @@ class _Fit:
         data: Resident | Streamed,
         score: Resident | Streamed,
         *,
+        rungs: Sequence[int],
+        seed: int,
         epochs: int,
         batch_size: int,
         learning_rate: float,
@@ -213,9 +179,18 @@ class _Fit:
         precision: str | None,
         compile: bool,
         evaluations: int,
-        rungs: Sequence[int],
-        seed: int,
     ) -> None:
+        if min(epochs, batch_size, evaluations) < 1:
+            raise RholossError(
+                f"`epochs`, `batch_size` and `evaluations` must be at least 1, but are {epochs}, "
+                f"{batch_size} and {evaluations}."
+            )
+        if list(rungs) != sorted({n for n in rungs if 1 <= n <= epochs - evaluations}):
+            raise RholossError(
+                f"`rungs` must be epochs in rising order, from 1 to {epochs - evaluations} (the last "
+                f"`evaluations`={evaluations} of `epochs`={epochs} are the last rung), but are {list(rungs)}."
+            )
+        self.loss = loss
         batch_size = min(batch_size, len(data))
         self.per_epoch = len(data) // batch_size
         self.total = epochs * self.per_epoch

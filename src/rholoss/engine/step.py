@@ -24,6 +24,7 @@ from rholoss.engine.order import Order
 from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
 from rholoss.engine.tuning import Tuning
+from rholoss.guard import mean_of_finite
 from rholoss.losses import Task
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
 from rholoss.scoring import Scorer
@@ -84,9 +85,8 @@ class Counters:
         """
         looked_at = score_B if forwarded is None else score_B.index_select(0, forwarded)
         self.not_finite += (looked_at == -torch.inf).sum()
-        finite = score_B.isfinite()
-        self.short += finite.sum() < enough
-        return torch.where(finite, score_B, 0).sum() / finite.sum()
+        self.short += score_B.isfinite().sum() < enough
+        return mean_of_finite(score_B)
 
 
 # The parts that are compiled: functions of their arguments alone, so that all trainers of a process
