@@ -1,7 +1,5 @@
 """The language studies: readers, cells, and runs on tiny stand-ins."""
 
-import lzma
-import random
 import runpy
 import shutil
 from pathlib import Path
@@ -9,56 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures_language import WORDS, write_bundle
 
 from experiments import processes, records
 from experiments.language import cells, tasks
 
-transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
+pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
 
-from experiments.language import __main__ as command  # noqa: E402
-from experiments.language import train  # noqa: E402
-
-WORDS = ["bank", "card", "lost", "time", "good", "bad", "film", "money", "was", "the"]
+from experiments.language import __main__ as command
+from experiments.language import train
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """Texts in the official layouts, and a tiny encoder, as `tools/pack_language.py` lays them out."""
-    folder = tmp_path_factory.mktemp("bundle")
-    draw = random.Random(0)
-
-    def sentence():
-        return " ".join(draw.choices(WORDS, k=draw.randint(2, 6)))
-
-    def lines(rows, make):
-        return "".join(
-            make(text, int("good" in text)) + "\n" for text in (sentence() for _ in range(rows))
-        )
-
-    (folder / "cola").mkdir()
-    for name, rows in [("in_domain_train", 1300), ("in_domain_dev", 40), ("out_of_domain_dev", 30)]:
-        content = lines(rows, lambda text, label: f"src\t{label}\t\t{text}")
-        (folder / "cola" / f"{name}.tsv.xz").write_bytes(lzma.compress(content.encode()))
-    (folder / "SST-2").mkdir()
-    for name in ("train", "dev"):
-        content = "sentence\tlabel\n" + lines(50, lambda text, label: f"{text} \t{label}")
-        (folder / "SST-2" / f"{name}.tsv").write_text(content)
-    (folder / "banking77").mkdir()
-    for name in ("train", "test"):
-        content = "".join(f'"{sentence()}, please",intent_{row % 77:02}\n' for row in range(308))
-        (folder / "banking77" / f"{name}.csv").write_text("text,category\n" + content)
-    model = folder / "model"
-    model.mkdir()
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (model / "vocab.txt").write_text("\n".join(vocabulary))
-    transformers.BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=64,
-    )  # fmt: skip
-    transformers.BertModel(config).half().save_pretrained(model)
-    return folder
+    return write_bundle(tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +60,7 @@ def test_rows_are_as_wide_as_the_longest_and_that_changes_no_loss(bench):
     assert torch.allclose(*losses, atol=1e-6)
     widths = []
     for method in ("loss", "uniform"):
-        run = train.Run(cells.Cell("cola", method, 0), bench, 1)
+        run = train.Run(cells.Cell("cola", method, 0), bench)
         run.model.register_forward_pre_hook(
             lambda _m, _a, inputs: widths.append(inputs["input_ids"].shape), with_kwargs=True
         )
@@ -209,10 +171,9 @@ def test_svp_keeps_the_tenth_of_highest_entropy(bench):
     assert entropy[rows].min() >= entropy.sort(descending=True).values[64] - 1e-5
 
 
-@pytest.mark.parametrize(("method", "allowed"), [("svp", 65), ("random_half", 325)])
-def test_some_methods_train_on_rows_that_are_fixed(bench, method, allowed):
-    run = train.Run(cells.Cell("cola", method, 0), bench, 3)
-    assert len(set(run.rows.tolist())) == allowed
+def test_svp_trains_on_rows_that_are_fixed(bench):
+    run = train.Run(cells.Cell("cola", "svp", 0), bench)
+    assert len(set(run.rows.tolist())) == 65
     seen = []
     run.select.on_scores.append(lambda step, stats, chosen: seen.extend(chosen.index.tolist()))
     for _ in range(2):
@@ -234,28 +195,9 @@ def test_irreducible_losses_are_kept_in_one_small_file(bench, monkeypatch):
     assert torch.equal(found.loss, first.loss)
     assert torch.equal(found.core_set, first.core_set)
     assert found.seconds == first.seconds
-    for options in ({"il_epochs": 2}, {"il_epochs": 1, "quick": True}):
-        other = train.Bench(bench.model, bench.data, bench.store, bench.device, **options)
-        with pytest.raises(TypeError):  # of another fit nothing is taken
-            other.fitted(task, "small")
-
-
-def test_a_quick_fit_takes_larger_batches_where_rows_are_many(bench, monkeypatch):
-    assert [train.quick_batch(rows) for rows in (650, 6400, 6401, 33_674)] == [32, 32, 64, 256]
-    seen = {}
-
-    def fit(make, data, *, optimizer, batch_size, **rest):
-        seen[batch_size] = optimizer(make().parameters()).param_groups[0]["lr"]
-        return fit_irreducible(make, data, optimizer=optimizer, batch_size=batch_size, **rest)
-
-    fit_irreducible = train.rho.fit_irreducible
-    monkeypatch.setattr(train.rho, "fit_irreducible", fit)
-    monkeypatch.setattr(train, "QUICK_STEPS", 6)  # 650 rows: 128 at a time
-    task = tasks.TASKS["cola"]
-    for bench.quick in (False, True):
-        bench._fitted.clear()
-        bench.fitted(task, "small")
-    assert seen == {32: task.lr, 128: pytest.approx(2 * task.lr)}
+    other = train.Bench(bench.model, bench.data, bench.store, bench.device, il_epochs=2)
+    with pytest.raises(TypeError):  # of another fit nothing is taken
+        other.fitted(task, "small")
 
 
 def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, capsys):
@@ -286,14 +228,9 @@ def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, cap
     capsys.readouterr()
     command.main(["paper", *common, "--epochs", "1"])
     assert "0 runs to do" in capsys.readouterr().out
-    command.main(["fair", *common, "--budget", "0.5"])
-    timed = [line for line in records.read(out) if line["cell"]["budget"]]
-    assert len(timed) == 6
-    by_arm = {(line["cell"]["method"], line["cell"]["il_counts"]): line["steps"] for line in timed}
-    assert by_arm["rho", True] <= by_arm["rho", False]
     command.main(["report", "--out", str(out)])
     page = (out.parent / "README.md").read_text()
-    assert "Equal wall clock" in page
+    assert "cola, the paper's protocol" not in page  # runs that were cut short are other runs
     assert not list(out.parent.glob("*.png"))  # runs that were cut short are not plotted
     assert str(tmp_path) not in page
 
@@ -319,57 +256,6 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
     encoder.encoder = "albert-base-v2"  # other runs, whatever is there of the first
     command.main([*common, "--out", str(tmp_path / "runs.jsonl")])
     assert [cell.encoder for cell in made[-len(everything) :]] == ["albert-base-v2"] * 8
-
-
-def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
-    bundle, tmp_path, monkeypatch
-):
-    events = []
-
-    class InTurn:
-        """A process that is run here, at once."""
-
-        def __init__(self, words):
-            events.append("process")
-            self.args = words
-            command.main(words[3:])
-
-        def wait(self):
-            return 0
-
-    measure, seconds = train._measure, iter(range(1, 99))
-
-    def timed(cell, bench, steps):
-        events.append((cell.method, steps))
-        measure(cell, bench, steps)
-        return next(seconds) / 1000
-
-    monkeypatch.setattr(train, "_measure", timed)
-    monkeypatch.setattr(train, "TIMED_STEPS", 1)
-    monkeypatch.setattr(train, "WARM_STEPS", 1)
-    monkeypatch.setattr(processes.subprocess, "Popen", InTurn)
-    out, store = tmp_path / "runs.jsonl", tmp_path / "il"
-    words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 1 --tasks cola".split()
-    command.main([*words, "--il-epochs", "1", "--budget", "0.02", "--side-by-side", "2"])
-    arms = [("uniform", 10**6), ("random_half", 10**6), ("rho", 10**6)]
-    assert events == [*arms, ("annealed", 10**6), ("annealed", 1), "process", "process"]
-    lines = list(records.read(out))
-    assert len(lines) == 12
-    paces = {line["cell"]["method"]: line["seconds_a_step"] for line in lines}
-    annealed = pytest.approx(0.3 * 0.004 + 0.7 * 0.005)
-    assert paces == {"uniform": 0.001, "random_half": 0.002, "rho": 0.003, "annealed": annealed}
-    for line in lines:
-        counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
-        assert line["steps"] == max(0, int((0.02 - counted) / line["seconds_a_step"]))
-
-
-def test_the_second_phase_of_an_annealed_run_is_timed_as_it_is(bench, monkeypatch):
-    scored = []
-    monkeypatch.setattr(train, "TIMED_STEPS", 2)
-    monkeypatch.setattr(train, "WARM_STEPS", 1)
-    monkeypatch.setattr(train.Run, "wait", lambda run: scored.append(run.select.ledger.scored))
-    train.seconds_a_step(cells.Cell("cola", "annealed", 0, "small", 1.0), bench)
-    assert scored == [320, 650, 0, 0]  # before and after the steps that are timed
 
 
 def test_what_cannot_be_run_is_told_before_anything_is_loaded(tmp_path, capsys):

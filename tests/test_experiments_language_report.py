@@ -36,7 +36,9 @@ def test_the_page_counts_epochs_and_says_what_was_never_reached():
 def test_a_budget_that_the_irreducible_losses_used_up_is_told():
     lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True)]
     lines[0] |= {"steps": 0, "seconds_a_step": 0.01}
-    assert "| cola | RHO-LOSS | 5 s, counted | 4 | 1 | 0 | 5.0 | NR |  | NR |" in report.page(lines)
+    assert "| cola | RHO-LOSS | 5.0 s, counted | 4 | 1 | 0 | 5.0 | NR |  | NR |" in report.page(
+        lines
+    )
 
 
 def test_the_seconds_that_fair_runs_took_are_told():
@@ -48,8 +50,8 @@ def test_the_seconds_that_fair_runs_took_are_told():
         line_of("random_half", curve, **arm) | {"seconds_a_step": 1.025, "il_seconds": 0.0},
     ]
     page = report.page(lines)
-    assert "| RHO-LOSS | 5 s, counted | 40 | 1 | 40 | 40.5 | 80.0 |" in page
-    assert "| RHO-LOSS | 5 s, reused | 40 | 1 | 40 | 39.5 | 80.0 |" in page
+    assert "| RHO-LOSS | 5.0 s, counted | 40 | 1 | 40 | 40.5 | 80.0 |" in page
+    assert "| RHO-LOSS | 5.0 s, reused | 40 | 1 | 40 | 39.5 | 80.0 |" in page
     assert "| random half |  | 40 | 1 | 40 | 41.0 | 80.0 |" in page
 
 
@@ -83,3 +85,30 @@ def test_differences_are_paired_by_seed():
     assert told == "+3.00 ± 4.30"  # 2, 2, 5: 4.303 * sqrt(3) / sqrt(3)
     assert report.minus_uniform(uniform, uniform, report.at_the_end) == ""
     assert report.minus_uniform(runs(0.9, None), uniform, report.at_the_end) == ""  # one is no mean
+
+
+def test_seconds_count_the_irreducible_losses_and_the_steps_that_score():
+    record = {"steps": 100, "il_seconds": 2.0, "step_ms": {"uniform": 10.0, "rho": 30.0}}
+
+    def at(method, step, **more):
+        cell = {"task": "cola", "method": method, "seed": 0, **more}
+        return report.seconds_at({"cell": cell, **record}, step)
+
+    assert at("uniform", 50) == pytest.approx(0.5)
+    assert at("rho", 50) == pytest.approx(1.5)
+    assert at("rho", 50, il_counts=True) == pytest.approx(3.5)
+    assert at("annealed", 20) == pytest.approx(0.6)
+    assert at("annealed", 100) == pytest.approx(30 * 0.03 + 70 * 0.01)
+
+
+def test_fair_runs_are_drawn_over_seconds(tmp_path):
+    pytest.importorskip("matplotlib")
+    arm = {"irreducible": "small", "budget": 6.0}
+    times = {"seconds_a_step": 0.01, "step_ms": {"uniform": 10.0, "rho": 30.0}}
+    for method, counts in (("uniform", False), ("rho", True)):
+        line = line_of(method, [[20, 0.6, 0.1], [40, 0.7, 0.3]], **arm, il_counts=counts) | times
+        records.append(tmp_path / "runs.jsonl", line)
+    text = report.write(tmp_path).read_text()
+    assert "(cola-seconds.png)" in text
+    assert "sst2-seconds.png" not in text
+    assert (tmp_path / "cola-seconds.png").read_bytes()[1:4] == b"PNG"

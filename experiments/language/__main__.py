@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=[], choices=METHODS, help="only these")
     parser.add_argument("--epochs", type=int, default=0, help="shorter runs, which are other runs")
-    parser.add_argument("--il-epochs", type=int, default=10, help="at most")
-    parser.add_argument("--budget", type=float, default=40.0, help="seconds of a fair run")
+    parser.add_argument("--il-epochs", type=int, default=10, help="at most; paper only")
+    parser.add_argument("--budget", type=float, default=6.0, help="seconds of a fair run")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so long")
     parser.add_argument("--side-by-side", type=int, default=1, help="processes")
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # of one of the processes
@@ -92,22 +92,25 @@ def _bench(a: argparse.Namespace) -> Any:
     logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Bench(a.data / "model", a.data, a.store, device, a.il_epochs, quick=a.command == "fair")
+    return Bench(a.data / "model", a.data, a.store, device, a.il_epochs)
 
 
 def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
+    from experiments.language.fair import Fair
     from experiments.language.train import run_cell
 
     started = time.perf_counter()
-    if a.claims is not None:
-        bench.pace = json.loads((a.claims / PACE).read_text())
+    fair_runs = Fair(bench)
+    if a.claims is not None and a.command == "fair":
+        fair_runs.pace = json.loads((a.claims / PACE).read_text())
     for cell in cells:
         if a.claims is not None and not processes.claim(a.claims, cell.key()):
             continue
         if time.perf_counter() - started > a.seconds:
             print("out of time", flush=True)
             return
-        record = {"cell": asdict(cell), **run_cell(cell, bench), **_about()}
+        result = fair_runs.run(cell) if cell.budget else run_cell(cell, bench)
+        record = {"cell": asdict(cell), **result, **_about()}
         records.append(a.out, record)
         last = record["curve"][-1] if record["curve"] else "no time left"
         print(f"{cell} {last} {record.get('seconds', 0):.1f} s", flush=True)
@@ -119,19 +122,19 @@ def _about() -> dict[str, Any]:
 
 
 def _side_by_side(a: argparse.Namespace, bench: Any, cells: list[Cell], words: list[str]) -> None:
+    from experiments.language.fair import Fair
     from experiments.language.tasks import TASKS
-    from experiments.language.train import seconds_a_step
 
-    started = time.perf_counter()
-    # What is timed is timed alone.
-    for task, size in sorted({(c.task, c.irreducible) for c in cells if c.needs_il}):
-        bench.fitted(TASKS[task], size)
+    started, fair_runs = time.perf_counter(), Fair(bench)
+    # What is timed is timed alone. Of the paper's runs, what they share is fitted once.
     for cell in cells:
         if cell.budget:
-            seconds_a_step(cell, bench)
+            fair_runs.seconds_a_step(cell)
+        elif cell.needs_il:
+            bench.fitted(TASKS[cell.task], cell.irreducible)
     left = max(0.0, a.seconds - (time.perf_counter() - started))
     with processes.claims() as claims:
-        (claims / PACE).write_text(json.dumps(bench.pace))
+        (claims / PACE).write_text(json.dumps(fair_runs.pace))
         # The last of two options that are the same counts.
         more = ["--claims", str(claims), "--seconds", f"{left:.0f}"]
         processes.share(a.side_by_side, "experiments.language", [*words, *more])

@@ -10,9 +10,9 @@ from experiments.language.tasks import TASKS
 
 PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negative_il", "rho")
 FAIR_METHODS = ("uniform", "random_half", "rho", "annealed")
-FIXED_ROWS = ("svp", "random_half")  # train on rows that were chosen before the first step
-UNSCORED = ("uniform", *FIXED_ROWS)
+UNSCORED = ("uniform", "svp")
 CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
+SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
 MINILM = "MiniLM-L6-H384-uncased"
 IRREDUCIBLE = ("same", "small")  # the model that trains, or its first two layers
 

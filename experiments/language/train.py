@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, FIXED_ROWS, KEEP, UNSCORED, Cell
+from experiments.language.cells import CANDIDATES, KEEP, UNSCORED, Cell
 from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
 
 WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
 SMALL_LAYERS = 2
-IL_EPOCHS, IL_BATCH, QUICK_STEPS = 10, 32, 200
+IL_EPOCHS, IL_BATCH = 10, 32
 SCORED = 1024  # rows at a time where nothing is trained
-SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
-TIMED_STEPS, WARM_STEPS = 100, 30
 
 
 def adamw(parameters: Iterable[Tensor], lr: float, **options: Any) -> torch.optim.AdamW:
@@ -73,8 +71,6 @@ class Bench:
     store: Path  # of irreducible losses
     device: torch.device
     il_epochs: int = IL_EPOCHS
-    quick: bool = False  # fit irreducible losses in larger batches where rows are many
-    pace: dict[str, float] = field(default_factory=dict)  # seconds a step, measured alone
     _loaded: dict[tuple[str, torch.device], list[Texts]] = field(default_factory=dict)
     _fitted: dict[tuple[str, str], Fitted] = field(default_factory=dict)
 
@@ -107,8 +103,7 @@ class Bench:
     def fitted(self, task: Task, size: str) -> Fitted:
         """Fitted on the holdout half once for all seeds and methods, as in the paper."""
         if (task.name, size) not in self._fitted:
-            name = f"{self.encoder}-{task.name}-{size}-{self.il_epochs}-epochs"
-            path = self.store / f"{name}{'-quick' if self.quick else ''}.npz"
+            path = self.store / f"{self.encoder}-{task.name}-{size}-{self.il_epochs}-epochs.npz"
             if not path.exists():
                 self._fit(task, size).save(path)
             self._fitted[task.name, size] = Fitted.load(path)
@@ -116,18 +111,15 @@ class Bench:
 
     def _fit(self, task: Task, size: str) -> Fitted:
         train, holdout, _ = self.texts(task, torch.device("cpu"))
-        batch = quick_batch(len(holdout)) if self.quick else IL_BATCH
-        rate, fused = task.lr * math.sqrt(batch / IL_BATCH), self.device.type == "cuda"
-        loss = functools.partial(losses, device=self.device)
-        self._warm_up(self.make(task, size), holdout, batch, loss)
+        fused = self.device.type == "cuda"
         il = rho.fit_irreducible(
             lambda: self.make(task, size),
             holdout,
             score=train,
-            loss=loss,
-            optimizer=lambda p: adamw(p, rate, fused=fused),
+            loss=functools.partial(losses, device=self.device),
+            optimizer=lambda p: adamw(p, task.lr, fused=fused),
             epochs=self.il_epochs,
-            batch_size=batch,
+            batch_size=IL_BATCH,
             score_batch_size=SCORED,
             patience=2,
             collate_fn=as_it_is,
@@ -138,22 +130,6 @@ class Bench:
         proxy.load_state_dict(il.weights())
         rows = core_set(proxy, self.texts(task)[0], self.device)
         return Fitted(il.lookup(torch.arange(len(train))), float(il.seconds), rows)
-
-    def _warm_up(
-        self, model: nn.Module, rows: Texts, batch: int, loss: Callable[..., Tensor]
-    ) -> None:
-        """The first steps on a device load its kernels, which is not counted: nor is it in runs."""
-        for index in torch.arange(len(rows)).split(batch)[:3]:
-            some = {name: value.to(self.device) for name, value in rows.rows(index).items()}
-            loss(model, some).mean().backward()
-
-
-def quick_batch(rows: int) -> int:
-    """32, and twice as many for as long as an epoch has more than 200 steps."""
-    batch = IL_BATCH
-    while rows / batch > QUICK_STEPS:
-        batch *= 2
-    return batch
 
 
 def autocast(device: torch.device) -> Any:
@@ -198,18 +174,15 @@ def matthews(guess: Tensor, label: Tensor) -> float:
     return float((a * b).sum()) / scale if scale else 0.0
 
 
-def selector_of(cell: Cell, bench: Bench, steps: int) -> rho.Selector:
+def selector_of(cell: Cell, bench: Bench) -> rho.Selector:
     """The selector of the cell; what scores nothing takes all that it is given."""
-    name = {**dict.fromkeys(FIXED_ROWS, "uniform"), "annealed": "rho"}.get(cell.method, cell.method)
-    reads = cell.method in ("rho", "negative_il", "annealed")
+    reads = cell.method in ("rho", "negative_il")
     il = bench.fitted(TASKS[cell.task], cell.irreducible).loss if reads else None
-    anneal = rho.annealed(total_steps=steps, switch=SWITCH, drop=DROP)
     return rho.Selector(
-        name,
+        "uniform" if cell.method == "svp" else cell.method,
         irreducible=il,
         keep=1.0 if cell.method in UNSCORED else KEEP,
         precision="bf16" if bench.device.type == "cuda" else None,
-        schedule=anneal if cell.method == "annealed" else None,
         seed=cell.seed,
     )
 
@@ -228,35 +201,21 @@ def core_set(proxy: nn.Module, train: Texts, device: torch.device) -> Tensor:
     return torch.cat(scores).topk(round(KEEP * len(train))).indices.cpu()
 
 
-def fixed_rows(cell: Cell, bench: Bench, num_rows: int) -> Tensor | None:
-    """The rows that a run is restricted to from the start: SVP's, or half of them at random."""
-    if cell.method == "svp":
-        return bench.fitted(TASKS[cell.task], cell.irreducible).core_set
-    if cell.method == "random_half":
-        return torch.randperm(num_rows, generator=torch.Generator().manual_seed(cell.seed))[
-            : num_rows // 2
-        ]
-    return None
-
-
 class Run:
     """One model in training."""
 
-    def __init__(self, cell: Cell, bench: Bench, steps: int) -> None:
+    def __init__(self, cell: Cell, bench: Bench) -> None:
         self.cell, self.bench, self.task = cell, bench, TASKS[cell.task]
         self.train, _, self.test = bench.texts(self.task)
         self.length = bench.texts(self.task, torch.device("cpu"))[0].length
         torch.manual_seed(cell.seed)
         self.model = bench.make(self.task).train()
-        self.select = selector_of(cell, bench, steps)
+        self.select = selector_of(cell, bench)
         fused = bench.device.type == "cuda"
         self.optimizer = adamw(self.model.parameters(), self.task.lr, fused=fused)
-        decay: Callable[[int], float] = lambda step: max(0.0, 1 - step / steps)  # noqa: E731
-        constant: Callable[[int], float] = lambda step: 1.0  # noqa: E731
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, decay if cell.budget else constant
-        )
-        self.rows = fixed_rows(cell, bench, len(self.train))
+        self.rows: Tensor | None = None  # that the run is restricted to from the start
+        if cell.method == "svp":
+            self.rows = bench.fitted(self.task, cell.irreducible).core_set
         self.order = candidates(len(self.train), cell.seed)
         self.picked = torch.zeros(2, dtype=torch.long, device=bench.device)  # wrong, all
 
@@ -276,7 +235,6 @@ class Run:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.schedule.step()
 
     def _draw(self, num: int) -> Tensor:
         """Rows of those that are fixed, by lot."""
@@ -290,47 +248,15 @@ class Run:
             torch.cuda.synchronize(self.bench.device)
 
 
-def seconds_a_step(cell: Cell, bench: Bench) -> float:
-    """Measured once for all seeds, with nothing beside it; of an annealed run for each of its phases."""
-    known = f"{cell.task} {cell.method} {cell.irreducible}"
-    if known not in bench.pace:
-        # Of an annealed run of one step all is the second phase, of a long one the first.
-        parts = [(10**6, SWITCH), (1, 1 - SWITCH)] if cell.method == "annealed" else [(10**6, 1.0)]
-        bench.pace[known] = sum(share * _measure(cell, bench, steps) for steps, share in parts)
-    return bench.pace[known]
-
-
-def _measure(cell: Cell, bench: Bench, steps: int) -> float:
-    """Seconds of a step of a run of so many, on a model that is thrown away."""
-    run = Run(cell, bench, steps)
-    for _ in range(WARM_STEPS):
-        run.step()
-    run.wait()
-    started = time.perf_counter()
-    for _ in range(TIMED_STEPS):
-        run.step()
-    run.wait()
-    return (time.perf_counter() - started) / TIMED_STEPS
-
-
 def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
     """Train, and tell how it went."""
     task = TASKS[cell.task]
     train, _, test = bench.texts(task)
     per_epoch = math.ceil(len(train) / CANDIDATES)
     il_seconds = bench.fitted(task, cell.irreducible).seconds if cell.needs_il else 0.0
-    about = {"steps_an_epoch": per_epoch, "il_seconds": il_seconds}
-    if cell.budget:
-        left = cell.budget - (il_seconds if cell.il_counts else 0.0)
-        about["seconds_a_step"] = pace = seconds_a_step(cell, bench)
-        steps = max(0, int(left / pace))
-    else:
-        steps = per_epoch * (cell.epochs or task.epochs)
-    about["steps"] = steps
-    if not steps:  # the irreducible losses took all the time there was
-        return {**about, "curve": []}
-    run = Run(cell, bench, steps)
-    every = max(1, per_epoch // task.evaluations) if not cell.budget else max(1, steps // 20)
+    steps = per_epoch * (cell.epochs or task.epochs)
+    run = Run(cell, bench)
+    every = max(1, per_epoch // task.evaluations)
     curve, evaluating = [], 0.0
     run.wait()
     started = time.perf_counter()
@@ -346,7 +272,9 @@ def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
     run.wait()
     wrong, rows = run.picked.tolist()
     return {
-        **about,
+        "steps_an_epoch": per_epoch,
+        "il_seconds": il_seconds,
+        "steps": steps,
         "curve": curve,  # step, accuracy, Matthews correlation
         "seconds": time.perf_counter() - started - evaluating,
         "wrong_share": wrong / rows,

@@ -1,0 +1,198 @@
+"""The fair protocol: equal wall clock, rows on the device, each step one CUDA graph (`rholoss.engine`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import rholoss as rho
+from experiments.language.cells import CANDIDATES, DROP, KEEP, SWITCH, Cell
+from experiments.language.tasks import TASKS, Task, Texts
+from experiments.language.train import Bench, adamw, evaluate
+from rholoss.engine import Resident, Trainer, fit_resident, one_cycle
+
+WARM_UP = 0.1  # share of the steps in which the learning rate rises
+LOOKS = 10  # evaluations of a run; their time is not counted
+IL_BATCH, IL_STEPS_AN_EPOCH = 32, 200
+WARM_SECONDS, TIMED_STEPS = 1.5, 300
+
+
+class Classifier(nn.Module):
+    """An encoder that takes rows of tokens alone, and says nothing to the host."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits. A mask of four dimensions is taken as it is; of two, its values would be looked at."""
+        mask = (tokens != self.encoder.config.pad_token_id)[:, None, None, :]
+        return self.encoder(input_ids=tokens, attention_mask=mask).logits  # type: ignore[no-any-return]
+
+
+def resident(texts: Texts) -> Resident:
+    """The rows of a text data set, where they are."""
+    return Resident(texts.tokens, texts.labels, device=texts.tokens.device, dtype=torch.long)
+
+
+def il_batch(rows: int) -> int:
+    """32, and twice as many for as long as an epoch has more than 200 steps."""
+    batch = IL_BATCH
+    while rows / batch > IL_STEPS_AN_EPOCH:
+        batch *= 2
+    return batch
+
+
+@dataclass
+class Fair:
+    """What fair runs share: rows, irreducible losses, and the times of steps, all measured alone."""
+
+    bench: Bench
+    pace: dict[str, float] = field(default_factory=dict)  # seconds of a step
+    _data: dict[str, list[Resident]] = field(default_factory=dict)
+    _il: dict[str, rho.Irreducible] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> str | None:
+        return "bf16" if self.bench.device.type == "cuda" else None
+
+    def data(self, task: Task) -> list[Resident]:
+        """Training half, holdout half, test rows."""
+        if task.name not in self._data:
+            self._data[task.name] = [resident(part) for part in self.bench.texts(task)]
+        return self._data[task.name]
+
+    def irreducible(self, task: Task) -> rho.Irreducible:
+        """Of a model of two layers, in one short fit; on a GPU the second of two, which loads no kernels."""
+        if task.name not in self._il:
+            path = self.bench.store / f"{self.bench.encoder}-{task.name}-fair"
+            if not path.exists():
+                for _ in range(2 if self.bench.device.type == "cuda" else 1):
+                    found = self._fit(task)
+                found.save(path)
+            self._il[task.name] = rho.Irreducible.load(path)
+        return self._il[task.name]
+
+    def _fit(self, task: Task) -> rho.Irreducible:
+        train, holdout, _ = self.data(task)
+        batch = il_batch(len(holdout))
+        return fit_resident(
+            lambda: Classifier(self.bench.make(task, "small")),
+            holdout,
+            score=train,
+            epochs=task.il_epochs,
+            batch_size=batch,
+            learning_rate=task.il_lr * math.sqrt(batch / IL_BATCH),
+            precision=self.precision,
+            evaluations=2,
+        )
+
+    def trainer(self, cell: Cell, steps: int) -> Trainer:
+        """Of one arm, its learning rate going down to zero in so many steps."""
+        task = TASKS[cell.task]
+        train, fused = self.data(task)[0], self.bench.device.type == "cuda"
+        if cell.method == "random_half":
+            draw = torch.Generator().manual_seed(cell.seed)
+            half = torch.randperm(len(train), generator=draw)[: len(train) // 2]
+            train = train.take(half.to(train.device))
+        torch.manual_seed(cell.seed)
+        model = Classifier(self.bench.make(task))
+        arm: dict[str, Any] = {"method": "uniform"}
+        if cell.needs_il:
+            arm = {"method": "rho", "irreducible": self.irreducible(task), "overlap": True}
+        if cell.method == "annealed":
+            arm["schedule"] = rho.annealed(steps, switch=SWITCH, drop=DROP)
+        return Trainer(
+            model,
+            train,
+            total_steps=steps,
+            candidates=CANDIDATES,
+            keep=KEEP,
+            optimizer=lambda p: adamw(p, task.lr, fused=fused),
+            learning_rate=one_cycle(task.lr, steps, WARM_UP),
+            precision=self.precision,
+            seed=cell.seed,
+            **arm,
+        )
+
+    def seconds_a_step(self, cell: Cell) -> float:
+        """Mean over a run. Random half and the end of an annealed run take uniform's steps."""
+        plain = self._seconds(cell.task, "uniform")
+        scoring = self._seconds(cell.task, "rho") if cell.needs_il else plain
+        share = SWITCH if cell.method == "annealed" else 1.0
+        return share * scoring + (1 - share) * plain
+
+    def _seconds(self, task: str, method: str) -> float:
+        known = f"{task} {method}"
+        if known not in self.pace:
+            trainer = self.trainer(Cell(task, method, seed=0), 10**5)
+            trainer.train(10)  # captured in them
+            self._wait()
+            started = time.perf_counter()
+            while time.perf_counter() - started < WARM_SECONDS:  # until the device has its clock
+                trainer.train(20)
+                self._wait()
+            # At least a pass over the rows, so that dealing them out is in it.
+            steps = max(TIMED_STEPS, len(trainer.data) // trainer.k)
+            started = time.perf_counter()
+            trainer.train(steps)
+            self._wait()
+            self.pace[known] = (time.perf_counter() - started) / steps
+            print(f"{known}: {1000 * self.pace[known]:.3f} ms a step", flush=True)
+        return self.pace[known]
+
+    def _wait(self) -> None:
+        if self.bench.device.type == "cuda":
+            torch.cuda.synchronize(self.bench.device)
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """Train as long as the budget allows, and tell how it went."""
+        task = TASKS[cell.task]
+        train, _, test = self.bench.texts(task)
+        il_seconds = float(self.irreducible(task).seconds) if cell.needs_il else 0.0
+        pace = self.seconds_a_step(cell)
+        steps = max(0, int((cell.budget - (il_seconds if cell.il_counts else 0.0)) / pace))
+        about = {
+            "steps_an_epoch": len(train) // CANDIDATES,
+            "il_seconds": round(il_seconds, 3),
+            "seconds_a_step": pace,
+            "step_ms": {
+                known.partition(" ")[2]: round(1000 * seconds, 3)
+                for known, seconds in self.pace.items()
+                if known.startswith(cell.task)
+            },
+            "steps": steps,
+        }
+        if not steps:  # the irreducible losses took all the time there was
+            return {**about, "curve": []}
+        trainer, picked = self.trainer(cell, steps), torch.zeros(2, dtype=torch.long)
+        wrong = train.wrong.cpu()
+        trainer.on_flush.append(
+            lambda step, index, losses: picked.add_(
+                torch.tensor([int(wrong[index].sum()), index.numel()])
+            )
+        )
+        curve, training = [], 0.0
+        for look in range(1, LOOKS + 1):
+            self._wait()
+            started = time.perf_counter()
+            trainer.train(look * steps // LOOKS - trainer.step)
+            self._wait()
+            training += time.perf_counter() - started
+            accuracy, correlation = evaluate(trainer.model.encoder, test, self.bench.device)
+            curve.append([trainer.step, round(accuracy, 5), round(correlation, 5)])
+        captured = {"scoring" if k else "plain": not c.eager for k, c in trainer.captured.items()}
+        return {
+            **about,
+            "curve": curve,  # step, accuracy, Matthews correlation
+            "seconds": training,  # runs may have gone side by side
+            "captured": captured,
+            "wrong_share": float(picked[0] / picked[1]),
+            "trained": trainer.ledger.trained,
+            "scored": trainer.ledger.scored,
+        }

@@ -1,0 +1,148 @@
+"""The fair protocol of the language studies: the engine on texts, and seconds that become steps."""
+
+import pytest
+import torch
+from fixtures_language import write_bundle
+
+from experiments import processes, records
+from experiments.language import cells, tasks
+
+pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
+
+from experiments.language import __main__ as command
+from experiments.language import fair, train
+
+COLA = tasks.TASKS["cola"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return write_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture
+def runs(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(fair, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(fair, "TIMED_STEPS", 2)
+    bench = train.Bench(bundle / "model", bundle, tmp_path / "il", torch.device("cpu"))
+    return fair.Fair(bench)
+
+
+def cell(method, **more):
+    return cells.Cell("cola", method, 0, "small", 1.0, **more)
+
+
+def test_the_classifier_masks_padding_as_the_encoder_does(runs):
+    half = runs.bench.texts(COLA)[0]
+    model = fair.Classifier(runs.bench.make(COLA)).eval()
+    batch = half.rows(torch.arange(20))
+    batch.pop("labels")
+    with torch.no_grad():
+        expected, found = model.encoder(**batch).logits, model(half.tokens[:20])
+        other = model(half.tokens[:20].masked_fill(half.tokens[:20] == 0, 5))  # a word
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, other, atol=1e-6)
+
+
+def test_irreducible_losses_are_fitted_once_and_kept(runs, monkeypatch):
+    first = runs.irreducible(COLA)
+    assert first.lookup(range(650)).isfinite().all()
+    assert first.seconds > 0
+    monkeypatch.setattr(fair, "fit_resident", None)  # not called again
+    again = fair.Fair(runs.bench).irreducible(COLA)
+    assert torch.equal(again.lookup(range(650)), first.lookup(range(650)))
+    assert again.seconds == first.seconds
+
+
+def test_batches_of_the_fit_grow_where_rows_are_many():
+    assert [fair.il_batch(rows) for rows in (650, 6400, 6401, 33_674)] == [32, 32, 64, 256]
+
+
+def test_arms_train_on_what_they_should(runs):
+    def chosen(method, steps=10):
+        trainer, seen = runs.trainer(cell(method), steps), []
+        trainer.on_flush.append(lambda step, index, losses: seen.append(index))
+        trainer.train(steps)
+        return trainer, torch.cat(seen)
+
+    trainer, ids = chosen("random_half", 20)
+    assert trainer.ledger.scored == 0
+    assert len(ids.unique()) == 325  # in two passes, each without another few
+    trainer, ids = chosen("rho")
+    assert trainer.ledger.scored == 10 * 320
+    trainer, ids = chosen("annealed")
+    assert trainer.ledger.scored == 3 * 320
+    loss = runs.irreducible(COLA).lookup(range(650))
+    assert loss[ids[3:].flatten()].max() <= loss.quantile(0.9)
+    rates = trainer.body.lr_T
+    assert rates.argmax() == 0  # a tenth of ten steps
+    assert rates[0] == pytest.approx(COLA.lr)
+    assert rates[-1] == pytest.approx(COLA.lr / 9)
+
+
+def test_seconds_become_steps(runs, monkeypatch):
+    runs.pace = {"cola uniform": 0.01, "cola rho": 0.03, "sst2 uniform": 5.0}
+    runs.irreducible(COLA).meta["seconds"] = 0.4
+    trained = []
+    monkeypatch.setattr(fair, "evaluate", lambda model, test, device: (0.5, 0.25))
+    make = runs.trainer
+    monkeypatch.setattr(
+        runs, "trainer", lambda c, steps: trained.append((c.method, steps)) or make(c, 20)
+    )
+    monkeypatch.setattr(fair.Trainer, "train", lambda self, steps: None)
+    arms = [cell("uniform"), cell("random_half"), cell("rho"), cell("rho", il_counts=True)]
+    for arm in [*arms, cell("annealed")]:
+        record = runs.run(arm)
+        assert record["step_ms"] == {"uniform": 10.0, "rho": 30.0}
+    assert trained == [
+        ("uniform", 100), ("random_half", 100), ("rho", 33), ("rho", 20), ("annealed", 62),
+    ]  # fmt: skip
+
+
+def test_a_budget_that_the_irreducible_losses_use_up_leaves_no_steps(runs, monkeypatch):
+    runs.pace = {"cola uniform": 0.01, "cola rho": 0.03}
+    runs.irreducible(COLA).meta["seconds"] = 1.5
+    record = runs.run(cell("rho", il_counts=True))
+    assert (record["steps"], record["curve"]) == (0, [])
+
+
+def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
+    runs, bundle, tmp_path, monkeypatch
+):
+    events, measure = [], fair.Fair._seconds
+
+    class InTurn:
+        """A process that is run here, at once."""
+
+        def __init__(self, words):
+            events.append("process")
+            self.args = words
+            command.main(words[3:])
+
+        def wait(self):
+            return 0
+
+    def timed(self, task, method):
+        if f"{task} {method}" not in self.pace:
+            events.append(method)
+        return measure(self, task, method)
+
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "committed.jsonl")
+    monkeypatch.setattr(fair.Fair, "_seconds", timed)
+    monkeypatch.setattr(processes.subprocess, "Popen", InTurn)
+    out, store = tmp_path / "runs.jsonl", tmp_path / "il"
+    words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 --tasks cola"
+    command.main([*words.split(), "--budget", "0.3", "--side-by-side", "2"])
+    assert events == ["uniform", "rho", "process", "process"]
+    lines = list(records.read(out))
+    assert len(lines) == 6
+    for line in lines:
+        counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
+        assert line["steps"] == max(0, int((0.3 - counted) / line["seconds_a_step"]))
+        if line["steps"]:
+            assert line["curve"][-1][0] == line["steps"]
+            assert line["trained"] == 32 * line["steps"]
+    command.main(["report", "--out", str(out)])
+    page = (out.parent / "README.md").read_text()
+    assert "Equal wall clock" in page
+    assert str(tmp_path) not in page
