@@ -43,6 +43,7 @@ STUDY = Study(
         "to the end ([fig9_weak_target](../fig9_weak_target/README.md)). So it is here, for the first ten "
         "epochs; after that a young model holds the target back, and with wrong labels it cannot tell "
         "them any more. Hence the ladder (`rholoss.Ladder`): the losses after 4 epochs, then those after 12, "
-        "then the lowest, each until the target comes near. Not in the paper."
+        "then the lowest, each until the target comes near. It is ahead of all of them while the target is "
+        "young and level with the lowest afterwards; with wrong labels it ends higher. Not in the paper."
     ),
 )
