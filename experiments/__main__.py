@@ -6,9 +6,7 @@ import argparse
 import functools
 import math
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 from experiments import processes, records
 
@@ -99,30 +97,25 @@ def _run(a: argparse.Namespace) -> None:
         raise SystemExit(
             "`run` needs --study and at least one name; see `python -m experiments list`."
         )
+    from experiments.bench.preparation import Preparation
     from experiments.bench.run import Bench, missing, run
 
     bench, cells = Bench(a.data), _cells(a)
     known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
     if a.processes > 1 and a.claims is None:
-        _share(a, bench, missing(cells, a.out, *known))
+        _share(a)
         return
     more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": a.side_by_side, "known": known}
     if a.claims is not None:
-        more |= {"claim": functools.partial(processes.claim, a.claims), "progress": False}
+        prepared = Preparation(bench, [c for _, c in missing(cells, a.out, *known)], a.claims)
+        claim = functools.partial(processes.claim, a.claims)
+        more |= {"claim": claim, "ready": prepared, "progress": False}
     run(bench, cells, a.out, **more)
 
 
-def _share(a: argparse.Namespace, bench: Any, cells: list) -> None:
-    """Irreducible losses are fitted here first: processes would all fit the same ones."""
-    started = time.perf_counter()
-    for _, cell in cells:
-        bench.prepare(cell)
+def _share(a: argparse.Namespace) -> None:
     with processes.claims() as claims:
-        more = ["--claims", str(claims)]  # the last of two options that are the same counts
-        for name in ("seconds", "limit"):
-            left = max(0.0, getattr(a, name) - (time.perf_counter() - started))
-            more += [f"--{name}", str(left)]
-        processes.share(a.processes, "experiments", [*a.words, *more])
+        processes.share(a.processes, "experiments", [*a.words, "--claims", str(claims)])
 
 
 def _report(a: argparse.Namespace) -> None:

@@ -21,12 +21,16 @@ SHARED = r" --(claims|store|seconds|limit|side-by-side|processes)[ =]\S+"
 
 def claim(folder: Path, key: object) -> bool:
     """Whether this process is the one that makes the run with this key: the first to ask for it."""
-    name = hashlib.sha256(repr(key).encode()).hexdigest()
     try:
-        (folder / name).open("x").close()
+        file_of(folder, key).open("x").close()
     except FileExistsError:
         return False
     return True
+
+
+def file_of(folder: Path, key: object) -> Path:
+    """The file that stands for the key, which may be of any kind."""
+    return folder / hashlib.sha256(repr(key).encode()).hexdigest()
 
 
 @contextmanager

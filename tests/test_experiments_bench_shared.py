@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -196,6 +196,7 @@ def test_a_run_that_begins_leaves_the_dropout_of_others_alone(root, monkeypatch)
 @dataclass(eq=False)
 class Going:
     step: int
+    cell: Cell = field(default_factory=Cell)
 
 
 @pytest.fixture
@@ -215,23 +216,41 @@ def test_a_run_begins_only_if_it_would_be_through(clock):
     for seconds, slow.step, fast.step in ((50, 400, 450), (2, 500, 550), (1, 549, 640)):
         clock(seconds)  # the first steps compile
         watch.look([slow, fast])
-    assert watch.allows(10**9)  # nothing is known yet: neither has settled for long
+    assert watch.allows(Cell(), 10**9)  # nothing is known yet: neither has settled for long
     clock(11)
     slow.step, fast.step = 1100, 2000  # the slower: 600 steps in 12 seconds, since it had settled
     watch.look([slow, fast])
-    assert watch.allows(1800)  # 64 seconds are over
-    assert not watch.allows(1850)
+    assert watch.allows(Cell(), 1800)  # 64 seconds are over
+    assert not watch.allows(Cell(), 1850)
     assert not watch.over
     watch.look([Going(0)])
-    assert not watch.allows(1850)  # what was seen is remembered
+    assert not watch.allows(Cell(), 1850)  # what was seen is remembered
     clock(37)
     assert watch.over
+
+
+def test_a_run_that_does_not_score_is_known_to_be_faster(clock):
+    watch = Pace(limit=100.0)
+    scores, plain = Going(500, Cell(method="rho")), Going(500)
+    watch.look([scores])
+    clock(50)
+    scores.step += 1000
+    watch.look([scores])
+    assert not watch.allows(Cell(), 1001)  # 50 seconds, if it is as slow
+    watch.look([plain])
+    clock(10)
+    plain.step += 1000
+    watch.look([plain])
+    assert watch.allows(Cell(), 3900)  # 40 seconds are left
+    assert watch.allows(Cell(method="svp"), 3900)
+    assert not watch.allows(Cell(method="rho"), 900)
+    assert not watch.allows(Cell(n_b=64), 900)
 
 
 def test_nothing_begins_when_time_is_over(clock):
     watch = Pace(seconds=10)
     assert not watch.over
-    assert watch.allows(10**12)
+    assert watch.allows(Cell(), 10**12)
     clock(11)
     assert watch.over
 
@@ -242,7 +261,7 @@ def test_what_would_be_cut_off_is_left_for_the_next_time(root, tmp_path, monkeyp
     long = Cell(**{**BASE, "seed": 1, "epochs": 50})
     asked, seen = [], []
 
-    def allows(self, steps):
+    def allows(self, cell, steps):
         asked.append(steps)
         return steps < 100
 

@@ -1,17 +1,22 @@
 """Runs shared out among processes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fixtures_bench import BASE, tiny, write_cifar10
+from fixtures_bench import BASE, RECIPE, tiny, write_cifar10
 
 from experiments import __main__ as command
 from experiments import processes
+from experiments.bench import irreducible
+from experiments.bench import run as run_module
 from experiments.bench.cell import Cell, Group, Study
+from experiments.bench.preparation import Preparation, shared_by
 from experiments.models import MODELS
 from experiments.studies import STUDIES
+from rholoss.errors import RholossError
 
 
 def lines_below(folder):
@@ -52,24 +57,80 @@ def made(tmp_path, monkeypatch):
 
 
 def test_processes_share_the_runs_and_fit_nothing_twice(made, monkeypatch):
-    share, il = processes.share, made.root / "irreducible-loss-models"
-    fitted, others = [], []
+    share, fit, others, fits = processes.share, irreducible.fit, [], []
 
     def later(number, module, words):
-        fitted.extend(sorted((path, path.stat().st_mtime_ns) for path in il.iterdir()))
         folder = Path(words[words.index("--claims") + 1])
         others.append(processes.claim(folder, Cell(seed=1, **BASE).key()))  # one is at it
         share(number, module, words)
 
     monkeypatch.setattr(processes, "share", later)
+    monkeypatch.setattr(irreducible, "fit", lambda *a, **k: fits.append(a) or fit(*a, **k))
     command.main([*made.words, "--processes", "2", "--side-by-side", "1", "--limit", "600"])
     assert others == [True]
     assert len(made.started) == 2
-    assert 590 < float(made.started[0][-1]) < 600  # what is left of the limit
     runs = [(line["method"], line["seed"]) for line in lines_below(made.out)]
     assert sorted(runs) == [("rho", 0), ("rho", 1), ("uniform", 0)]
-    assert len(fitted) == 2  # losses and weights
-    assert sorted((path, path.stat().st_mtime_ns) for path in il.iterdir()) == fitted
+    assert len(fits) == 1
+
+
+RHO = Cell(method="rho", il="small_cnn, noisy holdout")
+
+
+def test_what_is_shared_goes_by_the_model_that_is_fitted():
+    same = {
+        shared_by(replace(RHO, **other))
+        for other in (
+            {"seed": 3}, {"labels": "noise 10 %"}, {"method": "svp"},
+            {"il": "small_cnn of 4 epochs, noisy holdout"}, {"il": "small_cnn ladder, noisy holdout"},
+        )
+    }  # fmt: skip
+    assert same == {shared_by(RHO)}
+    for other in ({"dataset": "cifar100"}, {"part": "whole"}, {"il": "small_cnn, clean holdout"}):
+        assert shared_by(replace(RHO, **other)) != shared_by(RHO)
+    assert shared_by(Cell()) is None
+
+
+def test_one_process_prepares_and_the_others_go_on(tmp_path):
+    """Both in this process: a lock belongs to the file that was opened."""
+    asked = []
+
+    class Bench:
+        def prepare(self, cell):
+            asked.append((cell.method, other(RHO), other(Cell())))
+
+    cells = [RHO, Cell(), replace(RHO, method="svp"), replace(RHO, il="resnet18, clean holdout")]
+    mine, other = (Preparation(Bench(), cells, tmp_path) for _ in range(2))
+    assert mine(RHO)
+    assert asked == [("rho", False, True), ("svp", False, True)]  # while it is made
+    assert other(RHO)
+    assert len(asked) == 2
+
+
+def test_what_cannot_be_prepared_fails_in_the_runs(tmp_path):
+    class Bench:
+        def prepare(self, cell):
+            raise RholossError("no such model")
+
+    prepared = Preparation(Bench(), [RHO], tmp_path)
+    with pytest.raises(RholossError, match="no such model"):
+        prepared(RHO)
+    assert prepared(RHO)  # a run may begin, and fail in its turn
+
+
+def test_a_process_that_has_nothing_else_waits_for_another(made, monkeypatch):
+    """The other is done when it was asked for the third time."""
+    answers = iter([False, False, True])
+    slept = []
+    monkeypatch.setattr(run_module.time, "sleep", slept.append)
+    cells = [("s", Cell(**BASE)), ("s", Cell(method="rho", il="tiny, clean holdout", **BASE))]
+    finished = run_module.run(
+        run_module.Bench(made.root, recipe=RECIPE), cells, made.out, side_by_side=1, progress=False,
+        ready=lambda cell: cell.il == "none" or next(answers),
+    )  # fmt: skip
+    assert finished == 2
+    assert slept == [run_module.AGAIN] * 2
+    assert [line["method"] for line in lines_below(made.out)] == ["uniform", "rho"]
 
 
 def test_what_is_there_is_not_shared_out_again(made):

@@ -60,3 +60,13 @@ def line(run: Progress, study: str, side_by_side: int) -> dict[str, Any]:
 
 def _number(value: float, digits: int) -> float | None:
     return round(value, digits) if math.isfinite(value) else None
+
+
+def told(line: dict[str, Any]) -> str:
+    """One line of text."""
+    accuracy = f"{line['eval'][-1][1]:.2f} %" if line["eval"] else line["error"]
+    cell = Cell.of(line)
+    return (
+        f"{line['study']}: {cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), "
+        f"seed {cell.seed}: {accuracy}"
+    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 from weakref import WeakKeyDictionary
+
+from experiments.bench.cell import Cell
 
 SETTLED = 500  # steps after which a run's pace counts: the first ones compile
 ENOUGH = 100  # and of so many more it is known
@@ -15,7 +17,16 @@ ENOUGH = 100  # and of so many more it is known
 class Moving(Protocol):
     """A run, as far as its pace goes."""
 
-    step: int
+    cell: Cell
+
+    @property
+    def step(self) -> int: ...
+
+
+def kind(cell: Cell) -> Hashable:
+    """What decides how long a step takes."""
+    forwards = cell.method not in ("uniform", "svp", "negative_il")  # all candidates
+    return cell.model, cell.n_b, cell.n_B if forwards else 0
 
 
 class Pace:
@@ -23,14 +34,15 @@ class Pace:
 
     Args:
         seconds: none begins after so long.
-        limit: and none that would not be through by then, at the pace of the slowest beside it. A process
-            that is killed loses all that is under way.
+        limit: and none that would not be through by then, at the pace that was seen last of runs of its
+            kind (the slowest of them; of all, if none was seen). A process that is killed loses all that
+            is under way.
     """
 
     def __init__(self, seconds: float = math.inf, limit: float = math.inf) -> None:
         self.seconds, self.limit, self.started = seconds, limit, time.perf_counter()
         self._settled: WeakKeyDictionary[Moving, tuple[float, int]] = WeakKeyDictionary()
-        self._a_step = 0.0  # seconds, as seen last; 0 as long as nothing is known
+        self._a_step: dict[Hashable, float] = {}  # seconds, as seen last, by kind
 
     @property
     def over(self) -> bool:
@@ -39,15 +51,17 @@ class Pace:
 
     def look(self, running: Iterable[Moving]) -> None:
         """See how fast the runs are that are under way, since they were first seen to have settled."""
-        now, paces = time.perf_counter(), []
+        now, paces = time.perf_counter(), dict[Hashable, float]()
         for run in running:
             if run.step >= SETTLED:
                 since, step = self._settled.setdefault(run, (now, run.step))
                 if run.step >= step + ENOUGH:
-                    paces.append((now - since) / (run.step - step))
-        if paces:
-            self._a_step = max(paces)
+                    taken, key = (now - since) / (run.step - step), kind(run.cell)
+                    paces[key] = max(taken, paces.get(key, 0.0))
+        self._a_step |= paces
 
-    def allows(self, steps: int) -> bool:
-        """Whether a run of so many steps would be through in time beside those that are under way."""
-        return time.perf_counter() - self.started + steps * self._a_step <= self.limit
+    def allows(self, cell: Cell, steps: int) -> bool:
+        """Whether the run, of so many steps, would be through in time beside those that are under way."""
+        slowest = max(self._a_step.values(), default=0.0)
+        a_step = self._a_step.get(kind(cell), slowest)
+        return time.perf_counter() - self.started + steps * a_step <= self.limit

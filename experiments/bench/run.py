@@ -21,7 +21,7 @@ from experiments import records
 from experiments.bench.adapters import Compiled, OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
 from experiments.bench.irreducible import Fits, Losses, Member, Recipe, parse, save_arrays
-from experiments.bench.lines import line
+from experiments.bench.lines import line, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
 from experiments.bench.streaming import STREAMS, Loop
@@ -37,6 +37,7 @@ from rholoss.progress import Bar
 CHUNK = 50  # steps of one run before the next one has its turn
 LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
 COMPILED = ("resnet18", "small_cnn")  # the others train too shortly to repay minutes of compiling
+AGAIN = 0.5  # seconds, if all runs that are left wait for another process
 RECOMPILES = 64  # kinds of model, batch size and method that one process may compile
 
 
@@ -298,13 +299,14 @@ def run(
     limit: float = math.inf,
     known: Sequence[Path] = (),
     claim: Callable[[str], bool] = lambda key: True,
+    ready: Callable[[Cell], bool] = lambda cell: True,
     progress: bool = True,
 ) -> int:
     """Run cells, each with the name of its study, several at a time; for `seconds` and `limit` see `Pace`.
 
     Returns how many were finished. Cells that have a line below `out` or `known` are passed over, and those
-    that `claim` says are another's. One that fails takes no other with it: what went wrong is raised when
-    all others are through.
+    that `claim` says are another's; those that are not `ready` are asked for again. One that fails takes no
+    other with it: what went wrong is raised when all others are through.
     """
     pace = Pace(seconds, limit)
     waiting = missing(cells, out, *known)
@@ -312,23 +314,29 @@ def run(
     finished, failed = 0, _Failures()
     with Bar(len(waiting), "runs", enabled=progress) as bar:
         while True:
+            later = False
             for study, cell in list(waiting):
                 if pace.over or len(running) == side_by_side:
                     break
                 with failed.kept(study, cell):
-                    if not pace.allows(bench.steps(cell)):
+                    if not pace.allows(cell, bench.steps(cell)):
                         continue  # a shorter one may do
+                    if not ready(cell):
+                        later = True
+                        continue
                     if claim(cell.key()):
                         running.append((study, bench.start(cell)))
                 waiting.remove((study, cell))
-            if not running:
+            if not running and not later:
                 break
+            if not running:
+                time.sleep(AGAIN)
             before = len(running)
             for record in _turn(running, failed, side_by_side):
                 records.append(out / record["study"] / "runs.jsonl", record)
                 finished += 1
-                bar.advance(note=_told(record))
-                print(_told(record), flush=True)
+                bar.advance(note=told(record))
+                print(told(record), flush=True)
             if len(running) < before:
                 gc.collect()  # a trainer holds itself and, by it, memory of the device
             pace.look(current for _, current in running)
@@ -365,10 +373,10 @@ class _Failures:
         try:
             yield
         except Exception as error:
-            told = str(error) or type(error).__name__
-            if told not in self.errors.values():
+            text = str(error) or type(error).__name__
+            if text not in self.errors.values():
                 traceback.print_exc()
-            self.errors[study, cell] = told
+            self.errors[study, cell] = text
 
     def has(self, study: str, cell: Cell) -> bool:
         return (study, cell) in self.errors
@@ -378,18 +386,9 @@ class _Failures:
         if not self.errors:
             return
         texts: dict[str, str] = {}  # message -> the first run that has it
-        for (study, cell), told in self.errors.items():
-            texts.setdefault(told, f"{study}, {cell.key()}")
+        for (study, cell), text in self.errors.items():
+            texts.setdefault(text, f"{study}, {cell.key()}")
         raise RholossError(
             f"{len(self.errors)} run(s) failed and have no line; the same command runs them again.\n"
             + "\n".join(f"{where}: {text}" for text, where in texts.items())
         )
-
-
-def _told(line: dict[str, Any]) -> str:
-    accuracy = f"{line['eval'][-1][1]:.2f} %" if line["eval"] else line["error"]
-    cell = Cell.of(line)
-    return (
-        f"{line['study']}: {cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), "
-        f"seed {cell.seed}: {accuracy}"
-    )
