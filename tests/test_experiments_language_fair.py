@@ -75,6 +75,9 @@ def test_arms_train_on_what_they_should(runs):
     loss = runs.irreducible(COLA).lookup(range(650))
     assert loss[ids[3:].flatten()].max() <= loss.quantile(0.9)
     rates = trainer.body.lr_T
+    trainer, ids = chosen("filtered")
+    assert trainer.ledger.scored == 0
+    assert loss[ids.flatten()].max() <= loss.quantile(0.9)
     assert rates.argmax() == 0  # a tenth of ten steps
     assert rates[0] == pytest.approx(COLA.lr)
     assert rates[-1] == pytest.approx(COLA.lr / 9)
@@ -91,11 +94,12 @@ def test_seconds_become_steps(runs, monkeypatch):
     )
     monkeypatch.setattr(fair.Trainer, "train", lambda self, steps: None)
     arms = [cell("uniform"), cell("random_half"), cell("rho"), cell("rho", il_counts=True)]
-    for arm in [*arms, cell("annealed")]:
+    for arm in [*arms, cell("annealed"), cell("filtered", il_counts=True)]:
         record = runs.run(arm)
         assert record["step_ms"] == {"uniform": 10.0, "rho": 30.0}
     assert trained == [
         ("uniform", 100), ("random_half", 100), ("rho", 33), ("rho", 20), ("annealed", 62),
+        ("filtered", 60),
     ]  # fmt: skip
 
 
@@ -135,7 +139,7 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     command.main([*words.split(), "--budget", "0.3", "--side-by-side", "2"])
     assert events == ["uniform", "rho", "process", "process"]
     lines = list(records.read(out))
-    assert len(lines) == 6
+    assert len(lines) == 8
     for line in lines:
         counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
         assert line["steps"] == max(0, int((0.3 - counted) / line["seconds_a_step"]))

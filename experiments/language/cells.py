@@ -9,7 +9,7 @@ from typing import Any
 from experiments.language.tasks import TASKS
 
 PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negative_il", "rho")
-FAIR_METHODS = ("uniform", "random_half", "rho", "annealed")
+FAIR_METHODS = ("uniform", "random_half", "rho", "annealed", "filtered")
 UNSCORED = ("uniform", "svp")
 CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
 SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
@@ -37,7 +37,7 @@ class Cell:
     @property
     def needs_il(self) -> bool:
         """Whether something of the irreducible-loss model is read: its losses, or itself as a proxy."""
-        return self.method in ("rho", "negative_il", "annealed", "svp")
+        return self.method in ("rho", "negative_il", "annealed", "filtered", "svp")
 
 
 def paper(tasks: list[str], seeds: list[int], epochs: int = 0) -> Iterator[Cell]:
@@ -61,6 +61,11 @@ def fair(tasks: list[str], seeds: list[int], budget: float) -> Iterator[Cell]:
 def cell_of(record: dict[str, Any]) -> Cell:
     """The cell of a result line."""
     return Cell(**record["cell"])
+
+
+def scoring_share(method: str) -> float:
+    """Of the steps of a fair run: how many of them score candidates."""
+    return {"rho": 1.0, "annealed": SWITCH}.get(method, 0.0)
 
 
 def known_tasks() -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, DROP, KEEP, SWITCH, Cell
+from experiments.language.cells import CANDIDATES, DROP, KEEP, Cell, scoring_share
 from experiments.language.tasks import TASKS, Task, Texts
 from experiments.language.train import Bench, adamw, evaluate
 from rholoss.engine import Resident, Trainer, fit_resident, one_cycle
@@ -105,8 +105,8 @@ class Fair:
         arm: dict[str, Any] = {"method": "uniform"}
         if cell.needs_il:
             arm = {"method": "rho", "irreducible": self.irreducible(task), "overlap": True}
-        if cell.method == "annealed":
-            arm["schedule"] = rho.annealed(steps, switch=SWITCH, drop=DROP)
+        if cell.method in ("annealed", "filtered"):
+            arm["schedule"] = rho.annealed(steps, switch=scoring_share(cell.method), drop=DROP)
         return Trainer(
             model,
             train,
@@ -121,11 +121,9 @@ class Fair:
         )
 
     def seconds_a_step(self, cell: Cell) -> float:
-        """Mean over a run. Random half and the end of an annealed run take uniform's steps."""
-        plain = self._seconds(cell.task, "uniform")
-        scoring = self._seconds(cell.task, "rho") if cell.needs_il else plain
-        share = SWITCH if cell.method == "annealed" else 1.0
-        return share * scoring + (1 - share) * plain
+        """Mean over a run. A step that does not score is uniform's, whatever rows it takes."""
+        plain, share = self._seconds(cell.task, "uniform"), scoring_share(cell.method)
+        return share * self._seconds(cell.task, "rho") + (1 - share) * plain if share else plain
 
     def _seconds(self, task: str, method: str) -> float:
         known = f"{task} {method}"
