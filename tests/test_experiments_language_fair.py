@@ -1,5 +1,7 @@
 """The fair protocol of the language studies: the engine on texts, and seconds that become steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fixtures_language import write_bundle
@@ -52,6 +54,8 @@ def test_irreducible_losses_are_fitted_once_and_kept(runs, monkeypatch):
     again = fair.Fair(runs.bench).irreducible(COLA)
     assert torch.equal(again.lookup(range(650)), first.lookup(range(650)))
     assert again.seconds == first.seconds
+    with pytest.raises(TypeError):  # another recipe is another fit
+        fair.Fair(runs.bench).irreducible(replace(COLA, il_epochs=4))
 
 
 def test_batches_of_the_fit_grow_where_rows_are_many():

@@ -70,7 +70,8 @@ class Fair:
     def irreducible(self, task: Task) -> rho.Irreducible:
         """Of a model of two layers, in one short fit; on a GPU the second of two, which loads no kernels."""
         if task.name not in self._il:
-            path = self.bench.store / f"{self.bench.encoder}-{task.name}-fair"
+            recipe = f"{task.il_epochs}-epochs-{task.il_lr:g}"  # of another fit nothing is taken
+            path = self.bench.store / f"{self.bench.encoder}-{task.name}-fair-{recipe}"
             if not path.exists():
                 for _ in range(2 if self.bench.device.type == "cuda" else 1):
                     found = self._fit(task)
