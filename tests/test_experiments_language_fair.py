@@ -47,15 +47,15 @@ def test_the_classifier_masks_padding_as_the_encoder_does(runs):
 
 
 def test_irreducible_losses_are_fitted_once_and_kept(runs, monkeypatch):
-    first = runs.irreducible(COLA)
+    first = runs.irreducible(COLA, "half")
     assert first.lookup(range(650)).isfinite().all()
     assert first.seconds > 0
     monkeypatch.setattr(fair, "fit_resident", None)  # not called again
-    again = fair.Fair(runs.bench).irreducible(COLA)
+    again = fair.Fair(runs.bench).irreducible(COLA, "half")
     assert torch.equal(again.lookup(range(650)), first.lookup(range(650)))
     assert again.seconds == first.seconds
     with pytest.raises(TypeError):  # another recipe is another fit
-        fair.Fair(runs.bench).irreducible(replace(COLA, il_epochs=4))
+        fair.Fair(runs.bench).irreducible(replace(COLA, il_epochs=4), "half")
 
 
 def test_batches_of_the_fit_grow_where_rows_are_many():
@@ -76,7 +76,7 @@ def test_arms_train_on_what_they_should(runs):
     assert trainer.ledger.scored == 10 * 320
     trainer, ids = chosen("annealed")
     assert trainer.ledger.scored == 3 * 320
-    loss = runs.irreducible(COLA).lookup(range(650))
+    loss = runs.irreducible(COLA, "half").lookup(range(650))
     assert loss[ids[3:].flatten()].max() <= loss.quantile(0.9)
     rates = trainer.body.lr_T
     trainer, ids = chosen("filtered")
@@ -87,9 +87,26 @@ def test_arms_train_on_what_they_should(runs):
     assert rates[-1] == pytest.approx(COLA.lr / 9)
 
 
+def test_arms_on_all_rows_hold_nothing_out(runs):
+    loss = runs.irreducible(COLA, "all").lookup(range(1300))
+    assert loss.isfinite().all()
+    assert not torch.equal(loss[:650], runs.irreducible(COLA, "half").lookup(range(650)))
+    train, holdout, _ = runs.bench.texts(COLA)
+    both = runs.texts(COLA, "all")
+    assert torch.equal(both.tokens[650:], holdout.tokens)
+    assert torch.equal(both.labels[:650], train.labels)
+    for method in ("uniform", "annealed"):
+        trainer = runs.trainer(cell(method, rows="all"), 10)
+        assert len(trainer.data) == 1300
+        assert torch.equal(trainer.data.targets, both.labels)
+    runs.pace = {"cola uniform": 0.01, "cola rho": 0.03}
+    record = runs.run(cells.Cell("cola", "uniform", 0, "small", 0.2, rows="all"))
+    assert (record["steps"], record["trained"]) == (20, 640)
+
+
 def test_seconds_become_steps(runs, monkeypatch):
     runs.pace = {"cola uniform": 0.01, "cola rho": 0.03, "sst2 uniform": 5.0}
-    runs.irreducible(COLA).meta["seconds"] = 0.4
+    runs.irreducible(COLA, "half").meta["seconds"] = 0.4
     trained = []
     monkeypatch.setattr(fair, "evaluate", lambda model, test, device: (0.5, 0.25))
     make = runs.trainer
@@ -109,7 +126,7 @@ def test_seconds_become_steps(runs, monkeypatch):
 
 def test_a_budget_that_the_irreducible_losses_use_up_leaves_no_steps(runs, monkeypatch):
     runs.pace = {"cola uniform": 0.01, "cola rho": 0.03}
-    runs.irreducible(COLA).meta["seconds"] = 1.5
+    runs.irreducible(COLA, "half").meta["seconds"] = 1.5
     record = runs.run(cell("rho", il_counts=True))
     assert (record["steps"], record["curve"]) == (0, [])
 
@@ -143,7 +160,7 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     command.main([*words.split(), "--budget", "0.3", "--side-by-side", "2"])
     assert events == ["uniform", "rho", "process", "process"]
     lines = list(records.read(out))
-    assert len(lines) == 8
+    assert len(lines) == 11
     for line in lines:
         counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
         assert line["steps"] == max(0, int((0.3 - counted) / line["seconds_a_step"]))

@@ -36,8 +36,9 @@ def test_the_page_counts_epochs_and_says_what_was_never_reached():
 def test_a_budget_that_the_irreducible_losses_used_up_is_told():
     lines = [line_of("rho", [], irreducible="small", budget=4.0, il_counts=True)]
     lines[0] |= {"steps": 0, "seconds_a_step": 0.01}
-    assert "| cola | RHO-LOSS | 5.0 s, counted | 4 | 1 | 0 | 5.0 | NR |  | NR |" in report.page(
-        lines
+    assert (
+        "| cola | half | RHO-LOSS | 5.0 s, counted | 4 | 1 | 0 | 5.0 | NR |  | NR |"
+        in report.page(lines)
     )
 
 

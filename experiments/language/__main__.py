@@ -129,7 +129,7 @@ def _side_by_side(a: argparse.Namespace, bench: Any, cells: list[Cell], words: l
     # What is timed is timed alone. Of the paper's runs, what they share is fitted once.
     for cell in cells:
         if cell.budget:
-            fair_runs.seconds_a_step(cell)
+            fair_runs.prepare(cell)
         elif cell.needs_il:
             bench.fitted(TASKS[cell.task], cell.irreducible)
     left = max(0.0, a.seconds - (time.perf_counter() - started))

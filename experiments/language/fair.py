@@ -54,38 +54,46 @@ class Fair:
 
     bench: Bench
     pace: dict[str, float] = field(default_factory=dict)  # seconds of a step
-    _data: dict[str, list[Resident]] = field(default_factory=dict)
-    _il: dict[str, rho.Irreducible] = field(default_factory=dict)
+    _data: dict[tuple[str, str], Resident] = field(default_factory=dict)
+    _il: dict[tuple[str, str], rho.Irreducible] = field(default_factory=dict)
 
     @property
     def precision(self) -> str | None:
         return "bf16" if self.bench.device.type == "cuda" else None
 
-    def data(self, task: Task) -> list[Resident]:
-        """Training half, holdout half, test rows."""
-        if task.name not in self._data:
-            self._data[task.name] = [resident(part) for part in self.bench.texts(task)]
-        return self._data[task.name]
+    def texts(self, task: Task, rows: str) -> Texts:
+        """What is trained on: 'half', which leaves the holdout out, or 'all'."""
+        train, holdout, _ = self.bench.texts(task)
+        parts = {"half": train, "holdout": holdout}
+        return parts[rows] if rows in parts else train.and_others(holdout)
 
-    def irreducible(self, task: Task) -> rho.Irreducible:
+    def data(self, task: Task, rows: str) -> Resident:
+        """The same, for the engine."""
+        key = (task.name, rows)
+        if key not in self._data:
+            self._data[key] = resident(self.texts(task, rows))
+        return self._data[key]
+
+    def irreducible(self, task: Task, rows: str) -> rho.Irreducible:
         """Of a model of two layers, in one short fit; on a GPU the second of two, which loads no kernels."""
-        if task.name not in self._il:
+        key = (task.name, rows)
+        if key not in self._il:
             recipe = f"{task.il_epochs}-epochs-{task.il_lr:g}"  # of another fit nothing is taken
-            path = self.bench.store / f"{self.bench.encoder}-{task.name}-fair-{recipe}"
+            path = self.bench.store / f"{self.bench.encoder}-{task.name}-fair-{rows}-{recipe}"
             if not path.exists():
                 for _ in range(2 if self.bench.device.type == "cuda" else 1):
-                    found = self._fit(task)
+                    found = self._fit(task, rows)
                 found.save(path)
-            self._il[task.name] = rho.Irreducible.load(path)
-        return self._il[task.name]
+            self._il[key] = rho.Irreducible.load(path)
+        return self._il[key]
 
-    def _fit(self, task: Task) -> rho.Irreducible:
-        train, holdout, _ = self.data(task)
+    def _fit(self, task: Task, rows: str) -> rho.Irreducible:
+        scored, holdout = self.data(task, rows), self.data(task, "holdout")
         batch = il_batch(len(holdout))
+        on: dict[str, Any] = {"data": holdout, "score": scored}
         return fit_resident(
             lambda: Classifier(self.bench.make(task, "small")),
-            holdout,
-            score=train,
+            **(on if rows == "half" else {"data": scored, "folds": 2}),  # as many rows a model
             epochs=task.il_epochs,
             batch_size=batch,
             learning_rate=task.il_lr * math.sqrt(batch / IL_BATCH),
@@ -96,7 +104,7 @@ class Fair:
     def trainer(self, cell: Cell, steps: int) -> Trainer:
         """Of one arm, its learning rate going down to zero in so many steps."""
         task = TASKS[cell.task]
-        train, fused = self.data(task)[0], self.bench.device.type == "cuda"
+        train, fused = self.data(task, cell.rows), self.bench.device.type == "cuda"
         if cell.method == "random_half":
             draw = torch.Generator().manual_seed(cell.seed)
             half = torch.randperm(len(train), generator=draw)[: len(train) // 2]
@@ -105,7 +113,11 @@ class Fair:
         model = Classifier(self.bench.make(task))
         arm: dict[str, Any] = {"method": "uniform"}
         if cell.needs_il:
-            arm = {"method": "rho", "irreducible": self.irreducible(task), "overlap": True}
+            arm = {
+                "method": "rho",
+                "irreducible": self.irreducible(task, cell.rows),
+                "overlap": True,
+            }
         if cell.method in ("annealed", "filtered"):
             arm["schedule"] = rho.annealed(steps, switch=scoring_share(cell.method), drop=DROP)
         return Trainer(
@@ -120,6 +132,12 @@ class Fair:
             seed=cell.seed,
             **arm,
         )
+
+    def prepare(self, cell: Cell) -> None:
+        """Time, with nothing beside it, what the cell needs."""
+        if cell.needs_il:
+            self.irreducible(TASKS[cell.task], cell.rows)
+        self.seconds_a_step(cell)
 
     def seconds_a_step(self, cell: Cell) -> float:
         """Mean over a run. A step that does not score is uniform's, whatever rows it takes."""
@@ -152,8 +170,8 @@ class Fair:
     def run(self, cell: Cell) -> dict[str, Any]:
         """Train as long as the budget allows, and tell how it went."""
         task = TASKS[cell.task]
-        train, _, test = self.bench.texts(task)
-        il_seconds = float(self.irreducible(task).seconds) if cell.needs_il else 0.0
+        train, test = self.texts(task, cell.rows), self.bench.texts(task)[2]
+        il_seconds = float(self.irreducible(task, cell.rows).seconds) if cell.needs_il else 0.0
         pace = self.seconds_a_step(cell)
         steps = max(0, int((cell.budget - (il_seconds if cell.il_counts else 0.0)) / pace))
         about = {

@@ -116,6 +116,7 @@ def fair_table(runs: Runs) -> list[str]:
     """Rows of the fair protocol, all tasks."""
     head = [
         "task",
+        "rows",
         "arm",
         "IL time",
         "budget, s",
@@ -129,16 +130,18 @@ def fair_table(runs: Runs) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for cell, record in runs:
-        groups.setdefault((cell.task, cell.method, cell.il_counts, cell.budget), []).append(record)
-    order = {(task, method): n for n, (task, method) in enumerate(itertools.product(TASKS, TITLES))}
-    for (task, method, counts, budget), found in sorted(
-        groups.items(), key=lambda group: (group[0][3], order[group[0][:2]], not group[0][2])
+        key = (cell.task, cell.rows, cell.method, cell.il_counts, cell.budget)
+        groups.setdefault(key, []).append(record)
+    places = itertools.product(TASKS, ("half", "all"), TITLES)
+    order = {place: number for number, place in enumerate(places)}
+    for (task, rows, method, counts, budget), found in sorted(
+        groups.items(), key=lambda group: (group[0][4], order[group[0][:3]], not group[0][3])
     ):
         il = statistics.fmean(r["il_seconds"] for r in found)
         used = f"{il:.1f} s, {'counted' if counts else 'reused'}" if il else ""
-        uniform = groups.get((task, "uniform", False, budget), [])
+        uniform = groups.get((task, rows, "uniform", False, budget), [])
         scale = [100 * r["curve"][-1][2] if r["curve"] else None for r in found]
-        row = [task, TITLES[method], used, f"{budget:g}", str(len(found))]
+        row = [task, rows, TITLES[method], used, f"{budget:g}", str(len(found))]
         row += [over_seeds((r["steps"] for r in found), 0)]
         row += [over_seeds(seconds_used(r, counts) for r in found)]
         row += [over_seeds(map(at_the_end, found)), minus_uniform(found, uniform, at_the_end)]
@@ -169,9 +172,12 @@ def seconds_at(record: Record, step: int) -> float:
 def draw_fair(task: str, runs: Runs, folder: Path, named: str = "") -> list[str]:
     """Accuracy over seconds, the irreducible losses counted."""
     arms: dict[str, list[Record]] = {}
-    for cell, record in sorted(runs, key=lambda run: list(TITLES).index(run[0].method)):
+    for cell, record in sorted(
+        runs, key=lambda run: (run[0].rows == "all", list(TITLES).index(run[0].method))
+    ):
         if cell.task == task and (cell.il_counts or not cell.needs_il):
-            arms.setdefault(TITLES[cell.method], []).append(record)
+            name = TITLES[cell.method] + (", all rows" if cell.rows == "all" else "")
+            arms.setdefault(name, []).append(record)
 
     def curve(line: Record) -> list[tuple[float, float]]:
         return [(seconds_at(line, step), 100 * a) for step, a, _ in line["curve"]]
@@ -263,8 +269,10 @@ step in one CUDA graph, bf16, RHO-LOSS scored beside training by a copy of the w
 of two learning rates and 3 or 6 epochs, on the smaller sets also 12, those of the lowest loss on the
 training half) is part of the budget; *reused*: it is not. The learning rate is the same in all arms.
 Annealed: RHO-LOSS for the first 30 % of the steps, then uniform without the tenth of highest irreducible
-loss; uniform minus IL 10 % is that from the first step on. Random half trains on half of the rows, drawn
-once. Loading of kernels and capture are counted for no arm. The number of steps is set beforehand, from
-steps that were timed with nothing beside them; after that, runs go side by side, which changes no result.
-*Seconds used* is steps times that time, with the irreducible losses (timed alone, too) where they count. In
-the plots they count."""
+loss; uniform minus IL 10 % is that from the first step on. Rows: *half* leaves the holdout half to the
+irreducible-loss model, in every arm; *all* trains on both halves, and then irreducible losses are cross-
+fitted, each half by a model of the other. Random half trains on half of the rows, drawn once. Loading of
+kernels and capture are counted for no arm. The number of steps is set beforehand, from steps that were
+timed with nothing beside them; after that, runs go side by side, which changes no result. *Seconds used* is
+steps times that time, with the irreducible losses (timed alone, too) where they count. In the plots they
+count."""

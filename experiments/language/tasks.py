@@ -76,6 +76,11 @@ class Texts:
         """The same rows on a device."""
         return Texts(*(t.to(device) for t in (self.tokens, self.length, self.labels, self.wrong)))
 
+    def and_others(self, others: Texts) -> Texts:
+        """These rows, then the others."""
+        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
+        return Texts(*(torch.cat(pair) for pair in pairs))
+
     def rows(self, index: Any, width: int | None = None) -> dict[str, Tensor]:
         """What a model takes, with the labels: `width` tokens a row, or as many as the longest row has.
 
