@@ -97,25 +97,21 @@ def _run(a: argparse.Namespace) -> None:
         raise SystemExit(
             "`run` needs --study and at least one name; see `python -m experiments list`."
         )
+    if a.processes > 1 and a.claims is None:
+        with processes.claims() as claims:
+            processes.share(a.processes, "experiments", [*a.words, "--claims", str(claims)])
+        return
     from experiments.bench.preparation import Preparation
     from experiments.bench.run import Bench, missing, run
 
     bench, cells = Bench(a.data), _cells(a)
     known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
-    if a.processes > 1 and a.claims is None:
-        _share(a)
-        return
     more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": a.side_by_side, "known": known}
     if a.claims is not None:
         prepared = Preparation(bench, [c for _, c in missing(cells, a.out, *known)], a.claims)
         claim = functools.partial(processes.claim, a.claims)
         more |= {"claim": claim, "ready": prepared, "progress": False}
     run(bench, cells, a.out, **more)
-
-
-def _share(a: argparse.Namespace) -> None:
-    with processes.claims() as claims:
-        processes.share(a.processes, "experiments", [*a.words, "--claims", str(claims)])
 
 
 def _report(a: argparse.Namespace) -> None:
