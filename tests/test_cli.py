@@ -38,7 +38,7 @@ def test_fit_writes_a_store_and_says_how_to_use_it(store: Path, tmp_path: Path) 
     assert il.meta["split"]["seed"] == 3
     assert il.meta["model"]["fits"][0]["epochs"] == 2
     again = rholoss_(f"{FIT} --out {tmp_path / 'two'} {SHORT} --seed 3")
-    assert "240 irreducible losses, mean 0." in again.stdout
+    assert "240 irreducible losses, made in " in again.stdout
     assert f"rholoss il show {tmp_path / 'two'}" in again.stdout
     assert 'Selector("rho", irreducible=il, keep=0.1)' in again.stdout
     assert torch.equal(Irreducible.load(tmp_path / "two").values, il.values)

@@ -13,6 +13,7 @@ import typer
 
 from rholoss.cli import objects, options
 from rholoss.errors import RholossError
+from rholoss.il.guessing import guessing_loss, told
 from rholoss.il.ids import Ids
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
@@ -58,6 +59,11 @@ def strided(values: np.ndarray, most: int = SAMPLED) -> np.ndarray:
     return values[:: max(1, math.ceil(len(values) / most))]
 
 
+def guess_for(il: Irreducible) -> float | None:
+    """The mean loss of a guess by the classes' shares, if it is known."""
+    return None if il.labels is None else guessing_loss(strided(il.labels), il.meta.get("loss"))
+
+
 def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
     """The ids with the highest finite losses, highest first."""
     if ids is None and il.keys is not None:
@@ -96,6 +102,7 @@ def describe(il: Irreducible) -> dict[str, Any]:
         "identity": identity or None,
         **{key: il.meta.get(key) for key in known},
         "mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
+        "guess": guess_for(il),
         "quantiles": dict(
             zip(map(str, QUANTILES), np.quantile(finite, QUANTILES).tolist(), strict=True)
         )
@@ -160,7 +167,7 @@ def lines(about: dict[str, Any]) -> list[str]:
     if about["sampled"] < about["rows"]:
         said.append(f"{'sample':<10} figures below are of {about['sampled']:,} rows, evenly spaced")
     if about["quantiles"]:
-        said += ["", f"mean {about['mean']:.4f}; quantiles:"]
+        said += ["", f"{told(about['mean'], about['guess'])}; quantiles:"]
         said.append("  ".join(f"{float(q):.0%} {v:.4f}" for q, v in about["quantiles"].items()))
         said += ["", *_bars(about["histogram"])]
     if "highest" in about:
