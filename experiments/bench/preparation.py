@@ -53,4 +53,5 @@ def shared_by(cell: Cell) -> tuple[str, ...] | None:
     if cell.il == "none" or cell.dataset in STREAMS:
         return None
     name, source = parse(cell.il)
+    source = "clean holdout" if source == "live" else source  # where it goes on from
     return cell.dataset, cell.part, name.partition(" of ")[0].removesuffix(LADDER), source
