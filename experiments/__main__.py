@@ -101,13 +101,14 @@ def _run(a: argparse.Namespace) -> None:
         with processes.claims() as claims:
             processes.share(a.processes, "experiments", [*a.words, "--claims", str(claims)])
         return
-    from experiments.bench.preparation import Preparation
     from experiments.bench.run import Bench, missing, run
 
     bench, cells = Bench(a.data), _cells(a)
     known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
     more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": a.side_by_side, "known": known}
     if a.claims is not None:
+        from experiments.bench.preparation import Preparation  # not on Windows: it locks files
+
         prepared = Preparation(bench, [c for _, c in missing(cells, a.out, *known)], a.claims)
         claim = functools.partial(processes.claim, a.claims)
         more |= {"claim": claim, "ready": prepared, "progress": False}

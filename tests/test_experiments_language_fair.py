@@ -129,6 +129,8 @@ def test_a_budget_that_the_irreducible_losses_use_up_leaves_no_steps(runs, monke
     runs.irreducible(COLA, "half").meta["seconds"] = 1.5
     record = runs.run(cell("rho", il_counts=True))
     assert (record["steps"], record["curve"]) == (0, [])
+    mean = float(runs.irreducible(COLA, "half").lookup(range(650)).mean())
+    assert record["il_loss"] == pytest.approx(mean, abs=1e-4)
 
 
 def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(

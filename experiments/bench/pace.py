@@ -9,6 +9,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from experiments.bench.cell import Cell
+from rholoss.methods import by_name
 
 SETTLED = 500  # steps after which a run's pace counts: the first ones compile
 ENOUGH = 100  # and of so many more it is known
@@ -25,7 +26,8 @@ class Moving(Protocol):
 
 def kind(cell: Cell) -> Hashable:
     """What decides how long a step takes."""
-    forwards = cell.method not in ("uniform", "svp", "negative_il")  # all candidates
+    # Whether all candidates are forwarded; a core-set is trained on as it is.
+    forwards = cell.method != "svp" and by_name(cell.method).needs - {"irreducible_loss"}
     return cell.model, cell.n_b, cell.n_B if forwards else 0
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import rholoss as rho
 from experiments.language.cells import CANDIDATES, DROP, KEEP, Cell, scoring_share
 from experiments.language.tasks import TASKS, Task, Texts
-from experiments.language.train import Bench, adamw, evaluate
+from experiments.language.train import IL_BATCH, Bench, adamw, evaluate
 from rholoss.engine import Resident, Trainer, fit_resident, one_cycle
 
 WARM_UP = 0.1  # share of the steps in which the learning rate rises
 LOOKS = 10  # evaluations of a run; their time is not counted
-IL_BATCH, IL_STEPS_AN_EPOCH = 32, 200
+IL_STEPS_AN_EPOCH = 200  # at most, of the irreducible-loss model
 WARM_SECONDS, TIMED_STEPS = 1.5, 300
 
 
@@ -41,7 +41,7 @@ def resident(texts: Texts) -> Resident:
 
 
 def il_batch(rows: int) -> int:
-    """32, and twice as many for as long as an epoch has more than 200 steps."""
+    """32 rows, and twice as many for as long as an epoch has more than 200 steps."""
     batch = IL_BATCH
     while rows / batch > IL_STEPS_AN_EPOCH:
         batch *= 2
@@ -149,34 +149,32 @@ class Fair:
         if known not in self.pace:
             trainer = self.trainer(Cell(task, method, seed=0), 10**5)
             trainer.train(10)  # captured in them
-            self._wait()
+            self.bench.wait()
             started = time.perf_counter()
             while time.perf_counter() - started < WARM_SECONDS:  # until the device has its clock
                 trainer.train(20)
-                self._wait()
+                self.bench.wait()
             # At least a pass over the rows, so that dealing them out is in it.
             steps = max(TIMED_STEPS, len(trainer.data) // trainer.k)
             started = time.perf_counter()
             trainer.train(steps)
-            self._wait()
+            self.bench.wait()
             self.pace[known] = (time.perf_counter() - started) / steps
             print(f"{known}: {1000 * self.pace[known]:.3f} ms a step", flush=True)
         return self.pace[known]
-
-    def _wait(self) -> None:
-        if self.bench.device.type == "cuda":
-            torch.cuda.synchronize(self.bench.device)
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Train as long as the budget allows, and tell how it went."""
         task = TASKS[cell.task]
         train, test = self.texts(task, cell.rows), self.bench.texts(task)[2]
-        il_seconds = float(self.irreducible(task, cell.rows).seconds) if cell.needs_il else 0.0
+        il = self.irreducible(task, cell.rows) if cell.needs_il else None
+        il_seconds = 0.0 if il is None else il.seconds
         pace = self.seconds_a_step(cell)
         steps = max(0, int((cell.budget - (il_seconds if cell.il_counts else 0.0)) / pace))
         about = {
             "steps_an_epoch": len(train) // CANDIDATES,
             "il_seconds": round(il_seconds, 3),
+            "il_loss": None if il is None else round(float(il.values.nanmean()), 4),
             "seconds_a_step": pace,
             "step_ms": {
                 known.partition(" ")[2]: round(1000 * seconds, 3)
@@ -196,14 +194,15 @@ class Fair:
         )
         curve, training = [], 0.0
         for look in range(1, LOOKS + 1):
-            self._wait()
+            self.bench.wait()
             started = time.perf_counter()
             trainer.train(look * steps // LOOKS - trainer.step)
-            self._wait()
+            self.bench.wait()
             training += time.perf_counter() - started
             accuracy, correlation = evaluate(trainer.model.encoder, test, self.bench.device)
             curve.append([trainer.step, round(accuracy, 5), round(correlation, 5)])
-        captured = {"scoring" if k else "plain": not c.eager for k, c in trainer.captured.items()}
+        graphs = {True: "scoring", False: "plain"}
+        captured = [graphs[kind] for kind, c in trainer.captured.items() if c.graph is not None]
         return {
             **about,
             "curve": curve,  # step, accuracy, Matthews correlation

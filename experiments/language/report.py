@@ -265,14 +265,13 @@ FAIR = """\
 Every arm has the same seconds of training (evaluation not counted) and a learning rate that rises over a
 tenth of the steps and falls linearly to zero. All of it runs on `rholoss.engine`: rows on the device, a
 step in one CUDA graph, bf16, RHO-LOSS scored beside training by a copy of the weights that is one step old.
-*Counted*: the time of the irreducible-loss model (2 layers, 3 epochs of the holdout half, 6 for Banking77:
-of two learning rates and 3 or 6 epochs, on the smaller sets also 12, those of the lowest loss on the
-training half) is part of the budget; *reused*: it is not. The learning rate is the same in all arms.
-Annealed: RHO-LOSS for the first 30 % of the steps, then uniform without the tenth of highest irreducible
-loss; uniform minus IL 10 % is that from the first step on. Rows: *half* leaves the holdout half to the
-irreducible-loss model, in every arm; *all* trains on both halves, and then irreducible losses are cross-
-fitted, each half by a model of the other. Random half trains on half of the rows, drawn once. Loading of
-kernels and capture are counted for no arm. The number of steps is set beforehand, from steps that were
-timed with nothing beside them; after that, runs go side by side, which changes no result. *Seconds used* is
-steps times that time, with the irreducible losses (timed alone, too) where they count. In the plots they
-count."""
+*Counted*: the time of the irreducible-loss model (2 layers, 3 epochs of the holdout half, 6 for Banking77;
+length and rate by its loss on the training half, in trials that were not kept) is part of the budget;
+*reused*: it is not. The learning rate is the same in all arms. Annealed: RHO-LOSS for the first 30 % of the
+steps, then uniform without the tenth of highest irreducible loss; uniform minus IL 10 % is that from the
+first step on. Rows: *half* leaves the holdout half to the irreducible-loss model, in every arm; *all*
+trains on both halves, and then irreducible losses are cross-fitted, each half by a model of the other.
+Random half trains on half of the rows, drawn once. Loading of kernels and capture are counted for no arm.
+The number of steps is set beforehand, from steps that were timed with nothing beside them; after that, runs
+go side by side, which changes no result. *Seconds used* is steps times that time, with the irreducible
+losses (timed alone, too) where they count. In the plots they count."""

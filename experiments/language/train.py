@@ -90,6 +90,11 @@ class Bench:
             self._loaded[task.name, device] = [part.to(device) for part in parts]
         return self._loaded[task.name, device]
 
+    def wait(self) -> None:
+        """Until the device has done all that it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def make(self, task: Task, size: str = "same") -> nn.Module:
         """A pretrained encoder with a new head."""
         from transformers import AutoModelForSequenceClassification as Auto
@@ -242,11 +247,6 @@ class Run:
         generator = torch.Generator().manual_seed(self.cell.seed * 10**6 + self.select.step)
         return self.rows[torch.randperm(len(self.rows), generator=generator)[:num]]
 
-    def wait(self) -> None:
-        """Until the device has done all that it was told."""
-        if self.bench.device.type == "cuda":
-            torch.cuda.synchronize(self.bench.device)
-
 
 def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
     """Train, and tell how it went."""
@@ -258,18 +258,18 @@ def run_cell(cell: Cell, bench: Bench) -> dict[str, Any]:
     run = Run(cell, bench)
     every = max(1, per_epoch // task.evaluations)
     curve, evaluating = [], 0.0
-    run.wait()
+    bench.wait()
     started = time.perf_counter()
     for step in range(1, steps + 1):
         run.step()
         if step % every == 0 or step == steps:
-            run.wait()
+            bench.wait()
             before = time.perf_counter()
             accuracy, correlation = evaluate(run.model, test, bench.device)
             evaluating += time.perf_counter() - before
             curve.append([step, round(accuracy, 5), round(correlation, 5)])
     run.select.flush()
-    run.wait()
+    bench.wait()
     wrong, rows = run.picked.tolist()
     return {
         "steps_an_epoch": per_epoch,
