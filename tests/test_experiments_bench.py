@@ -148,6 +148,7 @@ KINDS = [
     ("rho", "tiny, noisy holdout", "noise 10 %"),
     ("rho", "tiny, cross-fit", "noise 10 %"),
     ("rho", "tiny, live", "clean"),
+    ("rho", "tiny, live in train mode", "clean"),
     ("negative_il", "tiny, clean holdout", "clean"),
     ("svp", "tiny, clean holdout", "clean"),
 ]

@@ -50,6 +50,43 @@ def test_an_update_is_one_step_on_the_selected_points_and_moves_no_buffer(toy):
     assert live.optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
 
 
+def test_with_statistics_of_the_batch_its_running_ones_move_along(toy):
+    """As the authors' code does it, by our reading; dropout stays off all the same."""
+    model = nn.Sequential(toy.model(), nn.Dropout(0.5))
+    reference = copy.deepcopy(model).eval()
+    for module in reference.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train()
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3)
+    live = rho.LiveIrreducible(model, lr=1e-3, batch_norm="train")
+    for rows in (slice(0, 64), slice(64, 128)):
+        x, y, before = toy.x[rows], toy.y[rows], bytes_of(model)
+        with torch.no_grad():
+            expected = F.cross_entropy(reference(x), y, reduction="none")
+        assert torch.equal(live.losses(torch.arange(64), (x, y), CPU), expected)
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x[:32]), y[:32]).backward()
+        optimizer.step()
+        live.update((x[:32], y[:32]))
+        assert equal(bytes_of(model), bytes_of(reference))
+        moved = [
+            name
+            for name, value in model.state_dict().items()
+            if not torch.equal(value, before[name])
+        ]
+        assert any("running_mean" in name for name in moved)
+    assert not any(module.training for module in model.modules())
+
+
+def test_its_batch_norm_has_two_modes_and_the_moving_one_is_for_one_process(toy, monkeypatch):
+    with pytest.raises(RholossError, match="`batch_norm` is 'batch'; use 'eval' or 'train'"):
+        rho.LiveIrreducible(toy.model(), batch_norm="batch")
+    live = rho.LiveIrreducible(toy.model(), batch_norm="train")
+    monkeypatch.setattr("rholoss.il.live.place", lambda: (0, 2))
+    with pytest.raises(RholossError, match="is for one process"):
+        live.losses(torch.arange(8), (toy.x[:8], toy.y[:8]), CPU)
+
+
 def test_only_selected_points_move_it(toy):
     """Check 22: a step of its own on the chosen rows alone gives the same weights, step by step."""
     target, model, reference = toy.model(), toy.model(width=8), toy.model(width=8)

@@ -30,7 +30,9 @@ from rholoss.progress import Bar
 
 # Where the model comes from. A clean holdout as in the paper's noise runs; one that is as noisy as the
 # training labels, as in life; the two halves of the training set; and a model that goes on learning.
-SOURCES = ("clean holdout", "noisy holdout", "cross-fit", "live")
+# LIVE says in which mode its BatchNorm learns.
+LIVE = {"live": "eval", "live in train mode": "train"}
+SOURCES = ("clean holdout", "noisy holdout", "cross-fit", *LIVE)
 # 'small_cnn ladder, clean holdout': its losses after so many epochs first, those of lowest loss at last.
 LADDER, RUNGS = " ladder", (4, 12)
 

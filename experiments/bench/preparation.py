@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cell import Cell
-from experiments.bench.irreducible import LADDER, parse
+from experiments.bench.irreducible import LADDER, LIVE, parse
 from experiments.bench.streaming import STREAMS
 from experiments.processes import file_of
 
@@ -53,5 +53,5 @@ def shared_by(cell: Cell) -> tuple[str, ...] | None:
     if cell.il == "none" or cell.dataset in STREAMS:
         return None
     name, source = parse(cell.il)
-    source = "clean holdout" if source == "live" else source  # where it goes on from
+    source = "clean holdout" if source in LIVE else source  # where it goes on from
     return cell.dataset, cell.part, name.partition(" of ")[0].removesuffix(LADDER), source

@@ -20,7 +20,7 @@ from torch import nn
 from experiments import records
 from experiments.bench.adapters import Compiled, OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
-from experiments.bench.irreducible import Fits, Losses, Member, Recipe, parse, save_arrays
+from experiments.bench.irreducible import LIVE, Fits, Losses, Member, Recipe, parse, save_arrays
 from experiments.bench.lines import line, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
@@ -106,13 +106,15 @@ class Bench:
     def irreducible(self, cell: Cell) -> Any:
         """A table, a live model, or None, as the trainer takes it."""
         losses = self.losses(cell)
-        if losses is None or parse(cell.il)[1] != "live":
+        source = parse(cell.il)[1] if losses is not None else ""
+        if source not in LIVE:
             return None if losses is None else losses.table
         model = copy.deepcopy(self.members(cell)[0].model)  # each run has its own
         model = OwnPrecision(model, self.precision == "bf16")
         rate = LIVE_RATE * cell.learning_rate
         options = {"capturable": True, "fused": True} if self.cuda else {}
-        return LiveIrreducible(model, functools.partial(torch.optim.AdamW, lr=rate, **options))
+        adamw = functools.partial(torch.optim.AdamW, lr=rate, **options)
+        return LiveIrreducible(model, adamw, batch_norm=LIVE[source])
 
     def core_set(self, cell: Cell) -> Resident:
         """SVP: the tenth of the training set on which the proxy is least sure."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rholoss import data, losses
-from rholoss.distributed import average_gradients
+from rholoss import data, losses, modes
+from rholoss.distributed import average_gradients, place
+from rholoss.errors import RholossError
 from rholoss.sources import Source
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -19,11 +21,14 @@ class LiveIrreducible(Source):
     """Irreducible losses from a model that goes on learning from the selected points.
 
     Args:
-        model: trained on the holdout set. It is kept in eval mode throughout, so that its buffers
-            never change.
+        model: trained on the holdout set. It is kept in eval mode throughout.
         optimizer: an optimizer over its parameters, or a function from parameters to one. By default
             AdamW at `lr`; usual is 0.01 x the target's learning rate.
         loss: as for the selector.
+        batch_norm: 'eval': its BatchNorm layers keep their running statistics, and its buffers never
+            change. As the weights move on, these fit them less and less: over thousands of steps, or
+            where many chosen labels are wrong, the model can fall apart. 'train': statistics of the batch,
+            running ones move along. One process alone, since each would have its own.
     """
 
     def __init__(
@@ -33,8 +38,11 @@ class LiveIrreducible(Source):
         *,
         loss: str | losses.LossFunction = "classification",
         lr: float = 1e-5,
+        batch_norm: str = "eval",
     ) -> None:
-        self.model, self.loss = model.eval(), losses.by_name(loss)
+        if batch_norm not in ("eval", "train"):
+            raise RholossError(f"`batch_norm` is {batch_norm!r}; use 'eval' or 'train'.")
+        self.model, self.loss, self.batch_norm = model.eval(), losses.by_name(loss), batch_norm
         if optimizer is None:
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         elif not isinstance(optimizer, torch.optim.Optimizer):
@@ -46,19 +54,28 @@ class LiveIrreducible(Source):
         if data.device_of(self.model) != device:
             self.model.to(device)  # in place: the optimizer keeps its parameters
             self.optimizer.load_state_dict(self.optimizer.state_dict())  # its state goes along
-        self.model.eval()  # whatever a framework did to it since
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), self._mode(), torch.autocast(device.type, enabled=False):
             loss_B = self.loss(self.model, batch)
         return losses.check_per_example(loss_B, len(ids)).float()
 
     def update(self, batch: Any, weight: Tensor | None = None) -> None:
         """One step of the model's own optimizer on the selected points."""
         self.optimizer.zero_grad()
-        with torch.enable_grad(), torch.autocast(data.device_of(self.model).type, enabled=False):
+        device = data.device_of(self.model)
+        with torch.enable_grad(), self._mode(), torch.autocast(device.type, enabled=False):
             loss_k = self.loss(self.model, batch)
             (loss_k if weight is None else loss_k * weight).mean().backward()
         average_gradients(self.model.parameters())  # the ranks keep one model
         self.optimizer.step()
+
+    def _mode(self) -> contextlib.AbstractContextManager[None]:
+        self.model.eval()  # whatever a framework did to it since
+        if self.batch_norm == "train" and place()[1] > 1:
+            raise RholossError(
+                "`batch_norm`='train' of a `LiveIrreducible` is for one process: each would have running "
+                "statistics of its own. Pass batch_norm='eval', or a model without BatchNorm."
+            )
+        return modes.scoring_mode(self.model, batch_norm=self.batch_norm, dropout=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and optimizer state."""
