@@ -15,6 +15,7 @@ from experiments.fair_clock.__main__ import arguments, cells_of
 from experiments.fair_clock.arms import ARMS, Cell, kinds
 from experiments.fair_clock.choose import choice_for, tuned
 from experiments.fair_clock.race import Race, Running, done, rate, run
+from rholoss.engine import Trainer
 
 TIMES = {"uniform 32 of 32": 1.0, "planned 32 of 32 by annealed": 1.0}
 TIMES |= {"scoring 32 of 160": 3.0, "scoring 32 of 128 by annealed": 3.0}
@@ -190,6 +191,27 @@ def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
     assert all(0 < ms < 10_000 for ms in tiny.times.values())
     # irreducible losses of the labels that are raced, and of no others
     assert {labels for labels, *_ in tiny._il} == {"noise 10 %"}
+
+
+def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, monkeypatch):
+    monkeypatch.setattr(racing, "Folded", lambda: "folded")
+    monkeypatch.setattr(racing, "WARM_SECONDS", 0.0)
+    given = []
+
+    def noted(*args, **options):
+        scored = options["method"] == "rho"
+        given.append((options["batch_norm"], options["scoring"]) if scored else None)
+        return Trainer(*args, **{**options, "scoring": None})
+
+    monkeypatch.setattr(racing, "Trainer", noted)
+    tiny.times = {}
+    arms = ("rho k=5", "rho k=5, train BN", "annealed, train BN")
+    tiny.measure_times([Cell("clean", arm, 8, 1e-3, 0) for arm in arms], steps=20)
+    assert given == [("eval", "folded"), None, ("train", None), ("train", None), None]
+    assert list(tiny.times) == [
+        "scoring 8 of 40", "uniform 8 of 8", "scoring 8 of 40, train BN",
+        "scoring 8 of 32 by annealed, train BN", "planned 8 of 8 by annealed, train BN",
+    ]  # fmt: skip
 
 
 def test_a_tiny_race_is_run_and_written(tiny, tmp_path):

@@ -1,5 +1,6 @@
 """The fair protocol of the language studies: the engine on texts, and seconds that become steps."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from fixtures_language import write_bundle
 
 from experiments import processes, records
 from experiments.language import cells, tasks
+from rholoss.engine import Remembered
 
 pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
 
@@ -79,6 +81,9 @@ def test_arms_train_on_what_they_should(runs):
     loss = runs.irreducible(COLA, "half").lookup(range(650))
     assert loss[ids[3:].flatten()].max() <= loss.quantile(0.9)
     rates = trainer.body.lr_T
+    trainer, ids = chosen("remembered")
+    assert trainer.ledger.scored == 0
+    assert trainer.rows.plan == Remembered(math.log(2))
     trainer, ids = chosen("filtered")
     assert trainer.ledger.scored == 0
     assert loss[ids.flatten()].max() <= loss.quantile(0.9)
@@ -105,7 +110,8 @@ def test_arms_on_all_rows_hold_nothing_out(runs):
 
 
 def test_seconds_become_steps(runs, monkeypatch):
-    runs.pace = {"cola uniform": 0.01, "cola rho": 0.03, "sst2 uniform": 5.0}
+    pace = {"uniform": 0.01, "rho": 0.03, "remembered": 0.0125}
+    runs.pace = {"sst2 uniform": 5.0} | {f"cola {kind}": value for kind, value in pace.items()}
     runs.irreducible(COLA, "half").meta["seconds"] = 0.4
     trained = []
     monkeypatch.setattr(fair, "evaluate", lambda model, test, device: (0.5, 0.25))
@@ -115,12 +121,12 @@ def test_seconds_become_steps(runs, monkeypatch):
     )
     monkeypatch.setattr(fair.Trainer, "train", lambda self, steps: None)
     arms = [cell("uniform"), cell("random_half"), cell("rho"), cell("rho", il_counts=True)]
-    for arm in [*arms, cell("annealed"), cell("filtered", il_counts=True)]:
+    for arm in [*arms, cell("annealed"), cell("filtered", il_counts=True), cell("remembered")]:
         record = runs.run(arm)
-        assert record["step_ms"] == {"uniform": 10.0, "rho": 30.0}
+        assert record["step_ms"] == {"uniform": 10.0, "rho": 30.0, "remembered": 12.5}
     assert trained == [
         ("uniform", 100), ("random_half", 100), ("rho", 33), ("rho", 20), ("annealed", 62),
-        ("filtered", 60),
+        ("filtered", 60), ("remembered", 80),
     ]  # fmt: skip
 
 
@@ -160,9 +166,9 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     out, store = tmp_path / "runs.jsonl", tmp_path / "il"
     words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 --tasks cola"
     command.main([*words.split(), "--budget", "0.3", "--side-by-side", "2"])
-    assert events == ["uniform", "rho", "process", "process"]
+    assert events == ["uniform", "rho", "remembered", "process", "process"]
     lines = list(records.read(out))
-    assert len(lines) == 11
+    assert len(lines) == 13
     for line in lines:
         counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
         assert line["steps"] == max(0, int((0.3 - counted) / line["seconds_a_step"]))

@@ -32,10 +32,6 @@ from rholoss.noise import uniform_noise
 NUM_VALIDATION = 5000
 NOISE_SEED = 2022
 IL_RECIPE = {"batch_size": 256, "learning_rate": 4e-3}  # small CNN
-SCORING = {
-    "overlap": True,
-    "batch_norm": "eval",
-}  # the cheapest way: see benchmarks/results/step.md
 CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
 ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape
@@ -126,7 +122,10 @@ class Race:
         """A trainer that is to take `steps` steps, and might take `capacity` or some more."""
         arm, (data, _) = arm or ARMS[cell.arm], self.data(cell)
         torch.manual_seed(cell.seed)
-        scoring: dict[str, Any] = {**SCORING, "scoring": Folded()} if arm.scores else {}
+        scoring: dict[str, Any] = {}
+        if arm.scores:  # the cheapest way: see benchmarks/results/step.md
+            folded = Folded() if arm.batch_norm == "eval" else None
+            scoring = {"overlap": True, "batch_norm": arm.batch_norm, "scoring": folded}
         trainer = Trainer(
             ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             data,
@@ -160,7 +159,7 @@ class Race:
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
         plan = ARMS[kind.planned].plan if kind.planned else None
         steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
-        arm = Arm("", kind.method, kind.k, plan=plan)
+        arm = Arm("", kind.method, kind.k, plan=plan, batch_norm=kind.batch_norm)
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
         self._wait()

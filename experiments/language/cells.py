@@ -9,7 +9,8 @@ from typing import Any
 from experiments.language.tasks import TASKS
 
 PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negative_il", "rho")
-FAIR_METHODS = ("uniform", "random_half", "rho", "annealed", "filtered")
+FAIR_METHODS = ("uniform", "random_half", "rho", "annealed", "filtered", "remembered")
+ON_ALL_ROWS = ("uniform", "annealed", "remembered")
 UNSCORED = ("uniform", "svp")
 CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
 SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
@@ -55,7 +56,10 @@ def fair(tasks: list[str], seeds: list[int], budget: float) -> Iterator[Cell]:
 
     Some arms train on all rows: who fits no irreducible-loss model need not hold any out.
     """
-    arms = [*((method, "half") for method in FAIR_METHODS), ("uniform", "all"), ("annealed", "all")]
+    arms = [
+        *((method, "half") for method in FAIR_METHODS),
+        *((method, "all") for method in ON_ALL_ROWS),
+    ]
     for seed in seeds:
         for task in tasks:
             for method, rows in arms:

@@ -14,7 +14,7 @@ import rholoss as rho
 from experiments.language.cells import CANDIDATES, DROP, KEEP, Cell, scoring_share
 from experiments.language.tasks import TASKS, Task, Texts
 from experiments.language.train import IL_BATCH, Bench, adamw, evaluate
-from rholoss.engine import Resident, Trainer, fit_resident, one_cycle
+from rholoss.engine import Remembered, Resident, Trainer, fit_resident, one_cycle
 
 WARM_UP = 0.1  # share of the steps in which the learning rate rises
 LOOKS = 10  # evaluations of a run; their time is not counted
@@ -118,6 +118,8 @@ class Fair:
                 "irreducible": self.irreducible(task, cell.rows),
                 "overlap": True,
             }
+        if cell.method == "remembered":
+            arm["plan"] = Remembered(chance=math.log(task.classes))
         if cell.method in ("annealed", "filtered"):
             arm["schedule"] = rho.annealed(steps, switch=scoring_share(cell.method), drop=DROP)
         return Trainer(
@@ -140,8 +142,9 @@ class Fair:
         self.seconds_a_step(cell)
 
     def seconds_a_step(self, cell: Cell) -> float:
-        """Mean over a run. A step that does not score is uniform's, whatever rows it takes."""
-        plain, share = self._seconds(cell.task, "uniform"), scoring_share(cell.method)
+        """Mean over a run. A step that does not score is uniform's, but for remembering its losses."""
+        kind = "remembered" if cell.method == "remembered" else "uniform"
+        plain, share = self._seconds(cell.task, kind), scoring_share(cell.method)
         return share * self._seconds(cell.task, "rho") + (1 - share) * plain if share else plain
 
     def _seconds(self, task: str, method: str) -> float:

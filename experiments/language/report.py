@@ -19,6 +19,7 @@ TITLES = {
     "uniform": "uniform", "loss": "training loss", "grad_norm": "gradient norm",
     "grad_norm_is": "gradient norm IS", "svp": "SVP", "negative_il": "negative IL", "rho": "RHO-LOSS",
     "annealed": "annealed RHO-LOSS", "random_half": "random half", "filtered": "uniform minus IL 10 %",
+    "remembered": "remembered losses",
 }  # fmt: skip
 # Table 2 of the paper (ALBERT v2): epochs to the two targets, NR where never reached, final accuracy.
 PAPER: dict[str, dict[str, tuple[str, str, str]]] = {
@@ -271,7 +272,8 @@ length and rate by its loss on the training half, in trials that were not kept) 
 steps, then uniform without the tenth of highest irreducible loss; uniform minus IL 10 % is that from the
 first step on. Rows: *half* leaves the holdout half to the irreducible-loss model, in every arm; *all*
 trains on both halves, and then irreducible losses are cross-fitted, each half by a model of the other.
-Random half trains on half of the rows, drawn once. Loading of kernels and capture are counted for no arm.
-The number of steps is set beforehand, from steps that were timed with nothing beside them; after that, runs
-go side by side, which changes no result. *Seconds used* is steps times that time, with the irreducible
-losses (timed alone, too) where they count. In the plots they count."""
+Random half trains on half of the rows, drawn once. Remembered losses: no irreducible-loss model; from 30 %
+of the steps on, rows that were never better than chance are left out. Loading of kernels and capture are
+counted for no arm. The number of steps is set beforehand, from steps that were timed with nothing beside
+them; after that, runs go side by side, which changes no result. *Seconds used* is steps times that time, with
+the irreducible losses (timed alone, too) where they count. In the plots they count."""
