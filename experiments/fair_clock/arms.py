@@ -106,6 +106,18 @@ ARMS = {
             il_epochs=3,
             batch_norm="train",
         ),
+        # The same with the switch fixed by hand, for `annealed` to be judged by.
+        *(
+            Arm(
+                f"annealed {share:.0%}, train BN".replace("%", " %"),
+                "rho",
+                k=4,
+                switch=share,
+                plan=_filter,
+                batch_norm="train",
+            )
+            for share in (0.05, 0.15, 0.3)
+        ),
         # `annealed` with the switch and the share of highest IL fixed by hand.
         Arm("annealed 30 %, IL 2 %", "rho", k=5, switch=0.3, drop=0.02),
         Arm("annealed 30 %, IL 10 %", "rho", k=5, switch=0.3, drop=0.10),
