@@ -157,6 +157,20 @@ def test_weights_of_a_plan_reach_the_loss():
     assert torch.cat(trainer.losses).tolist() == [0.0] * 5
 
 
+def test_a_plan_has_one_thread_and_gives_the_others_back():
+    """The device waits for it, and many threads take longer to wake than the work takes."""
+    seen, before = [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(lambda s: seen.append(torch.get_num_threads()) or Epoch(torch.arange(320)), steps=15)
+        assert (seen, torch.get_num_threads()) == ([1, 1], 2)
+        with pytest.raises(ZeroDivisionError):
+            train(lambda s: 1 / 0, steps=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("decision", "says"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,6 +45,21 @@ def by_id(table: Table, ids: Tensor) -> Tensor:
     whole = torch.full((int(ids.max()) + 1,), torch.nan)
     whole[ids.cpu()] = loss_N
     return whole.to(ids.device)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Work of a millisecond on the host, while the device waits for it.
+
+    Shared out among threads it can take a hundred: on a busy host, or where a container has fewer cores
+    than torch has threads, the work is over when the last of them has had its turn.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Rows:
@@ -89,10 +106,11 @@ class Rows:
         generator = core.step_generator(self.seed, EPOCHS + self.passes)
         self.passes += 1
         rows = self._kept if stopped and not scores else self._all
-        if self.plan is not None and weight is not None and not scores:
-            rows = self._planned(self.plan, progress, generator, weight)
-        self.num = len(rows)
-        order.deal(rows[torch.randperm(len(rows), generator=generator)])
+        with one_thread():
+            if self.plan is not None and weight is not None and not scores:
+                rows = self._planned(self.plan, progress, generator, weight)
+            self.num = len(rows)
+            order.deal(rows[torch.randperm(len(rows), generator=generator)])
 
     def _planned(self, plan: Plan, progress: float, generator: Generator, weight: Tensor) -> Tensor:
         assert self.memory is not None
