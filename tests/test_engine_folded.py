@@ -155,6 +155,87 @@ def test_the_trainer_chooses_what_eval_mode_chooses(images, net, overlap):
     assert torch.equal(chosen(Folded()), chosen(None))
 
 
+def batch_statistics(model, x):
+    """Mean and variance of what the first BatchNorm of the model is given."""
+    with torch.no_grad():
+        inside = model.stem(x)
+    return torch.stack([inside.mean((0, 2, 3)), inside.var((0, 2, 3))])
+
+
+def test_statistics_of_its_own_forget_sooner(images):
+    model = trained(Net()).train()
+    folded = FoldedCopy(model, torch.float32, momentum=0.8)
+
+    def own():
+        folded.refresh_statistics()
+        return folded.own_state()["statistics"][:, :8].clone()
+
+    expected = torch.stack([model.norm0.running_mean, model.norm0.running_var])
+    torch.testing.assert_close(own(), expected)  # at first
+    for batch in images.split(16):
+        with torch.no_grad():
+            model.stem.weight.mul_(1.1)  # weights move, too
+        model(batch)
+        expected = expected.lerp(batch_statistics(model, batch), 0.8)
+        torch.testing.assert_close(own(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own(), expected, rtol=1e-4, atol=1e-4)  # no pass, no change
+    for batch in images.split(16)[:2]:  # two passes before it looks again
+        model(batch)
+    first, second = (batch_statistics(model, batch) for batch in images.split(16)[:2])
+    expected = expected.lerp((0.09 * first + 0.1 * second) / 0.19, 1 - 0.2**2)
+    torch.testing.assert_close(own(), expected, rtol=1e-4, atol=1e-4)
+    model.norm0.eval()  # frozen from now on
+    model(images)
+    torch.testing.assert_close(own(), expected, rtol=1e-4, atol=1e-4)
+    model.load_state_dict(trained(Net(), 5).state_dict())
+    torch.testing.assert_close(own()[0], model.norm0.running_mean)
+
+
+def run(scoring, images, steps=6, state=None, **options):
+    torch.manual_seed(0)
+    trainer = Trainer(
+        Net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=6, learning_rate=0.05,
+        irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, batch_norm="eval", scoring=scoring,
+        **options,
+    )  # fmt: skip
+    if state is not None:
+        trainer.load_state_dict(state)
+    ids = []
+    trainer.on_flush.append(lambda step, index, losses: ids.append(index))
+    trainer.train(steps)
+    trainer.flush()
+    return torch.cat(ids), trainer
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_the_momentum_of_the_model_they_are_its_running_ones(images, overlap):
+    exact, own, quick = (
+        run(Folded(momentum), images, overlap=overlap)[0].sort(1).values
+        for momentum in (None, 0.1, 1.0)
+    )
+    assert torch.equal(own, exact)
+    assert not torch.equal(quick, exact)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "wrapped", [lambda f: f, lambda f: Gate(0.75, by=f), lambda f: Reuse(0.75, by=f)]
+)
+def test_a_resumed_run_has_its_statistics(images, wrapped, overlap):
+    whole, _ = run(wrapped(Folded(0.8)), images, overlap=overlap)
+    first, half = run(wrapped(Folded(0.8)), images, steps=3, overlap=overlap)
+    second, _ = run(wrapped(Folded(0.8)), images, 3, half.state_dict(), overlap=overlap)
+    assert torch.equal(torch.cat([first, second]), whole)
+    with pytest.raises(RholossError, match="pass `scoring` as it was"):
+        run(Folded(), images, 3, half.state_dict(), overlap=overlap)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 1.5, -0.1])
+def test_a_momentum_is_a_share(momentum):
+    with pytest.raises(RholossError, match=f"`momentum` must be in .* but is {momentum}"):
+        Folded(momentum)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [({}, "batch_norm='eval'"), ({"batch_norm": "eval", "method": "bald"}, "dropout")],

@@ -225,6 +225,14 @@ class Partial(Cheaper):
         """Those of the other option."""
         return self.by.flops(step, x, y)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """That of the other option."""
+        return self.by.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with it."""
+        self.by.load_state_dict(state)
+
 
 class Reuse(Partial):
     """Forward only the share of candidates whose last known loss is oldest; the others keep theirs.
@@ -272,12 +280,14 @@ class Reuse(Partial):
     def state_dict(self) -> dict[str, Any]:
         """The losses and when they were seen."""
         loss, seen, now = (tensor.to("cpu", copy=True) for tensor in self.moved())
-        return {"loss": loss, "seen": seen, "now": now}
+        return {"loss": loss, "seen": seen, "now": now, "by": super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with saved losses."""
         for tensor, name in zip(self.moved(), ("loss", "seen", "now"), strict=True):
             tensor.copy_(state[name])
+        if state["by"] is not None:
+            super().load_state_dict(state["by"])
 
 
 class Gate(Partial):

@@ -3,6 +3,10 @@
 With `batch_norm='eval'` a BatchNorm layer is a scale and a shift of each channel. Multiplied into the weights
 of the convolution before it, and with the ReLU and the residual sum done by cuDNN while a convolution
 writes its result, a scoring pass is little more than its convolutions. Weights are folded anew each step.
+
+Running statistics are a mean over the last ten passes or so. While weights move fast they are those of a
+model that is no more, and the scores are as much about that as about the points. What the last passes added
+to them can be read off them, and weighs more in statistics of one's own (`Folded(momentum=0.5)`).
 """
 
 from __future__ import annotations
@@ -44,10 +48,34 @@ def fold(
     bias.copy_(own + torch.where(giver < 0, 0, own.index_select(0, giver.clamp(min=0))))
 
 
-class FoldedCopy:
-    """A copy of a model for scoring, refreshed from it. Raises `RholossError` if it cannot be traced."""
+def remember_less(
+    statistics: Tensor,
+    running: Tensor,
+    before: Tensor,
+    kept: Tensor,
+    passes: Tensor,
+    momentum: float,
+) -> None:
+    """Move `statistics` [2, C] by the batches that have moved `running` from where it was `before`.
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    Over p passes a layer keeps (1 - m) ** p of its running statistics, and the rest is a mean of the new
+    batches: so that mean is known. `kept` is 1 - m, and passes p, by channel.
+    """
+    old = kept**passes
+    fresh = (running - old * before) / (1 - old)
+    moved = statistics.lerp(fresh, 1 - (1 - momentum) ** passes)
+    moved = torch.where(passes > 0, moved, running)  # fewer than before: other weights were loaded
+    statistics.copy_(torch.where(passes == 0, statistics, moved))
+    statistics[1].clamp_(min=0.0)  # by rounding, where a channel does not vary
+
+
+class FoldedCopy:
+    """A copy of a model for scoring, refreshed from it. Raises `RholossError` if it cannot be traced.
+
+    `momentum` is that of its own statistics; None: it takes the model's running ones.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, momentum: float | None = None) -> None:
         try:
             traced = fx.symbolic_trace(model)
         except Exception as error:  # whatever the model's own code raises under tracing
@@ -56,6 +84,7 @@ class FoldedCopy:
                 "`scoring` out, or write its forward without branches on values."
             ) from error
         self._weights, self._statistics, self.fold = Copies(), Copies(), fold
+        self.momentum, self.remember_less = momentum, remember_less
         self.pairs: list[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]] = []
         self.dtype = dtype
         graph, modules = traced.graph, dict(traced.named_modules())
@@ -100,6 +129,7 @@ class FoldedCopy:
         self._norm = torch.zeros(6, sum(outs), device=device)  # rows: `fold` names them
         self._norm[0] = 1.0  # of a layer without weights
         self._giver = torch.full((sum(outs),), -1, device=device)
+        self._running = self._norm[3:5] if self.momentum is None else self._norm[3:5].clone()
         channels = dict(zip(convs, torch.arange(sum(outs)).split(outs), strict=True))
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -114,8 +144,9 @@ class FoldedCopy:
             self._weights.add(norm.weight, rows[0])
             self._weights.add(norm.bias, rows[1])
             self._weights.add(conv.bias, rows[2])
-            self._statistics.add(norm.running_mean, rows[3])
-            self._statistics.add(norm.running_var, rows[4])
+            here = slice(*channels[fused][[0, -1]].add(torch.tensor([0, 1])).tolist())
+            self._statistics.add(norm.running_mean, self._running[0, here])
+            self._statistics.add(norm.running_var, self._running[1, here])
             rows[5] = norm.eps
         for name, layer in rest.items():
             if isinstance(layer, FusedConv):
@@ -126,10 +157,40 @@ class FoldedCopy:
                 self._weights.add(parameter, own)
             for buffer, original in zip(layer.buffers(), modules[name].buffers(), strict=True):
                 self._statistics.add(original, buffer)
+        if self.momentum is not None:
+            self._start_statistics(device, outs)
+
+    def _start_statistics(self, device: torch.device, outs: list[int]) -> None:
+        """Those of its own: at first the running ones. Layers count their passes themselves."""
+        norms = [norm for _, _, norm in self.pairs]
+        self._layer = torch.arange(len(outs)).repeat_interleave(torch.tensor(outs)).to(device)
+        # A layer without a momentum keeps the mean of all: what is new of it is all of it.
+        kept = [0.0 if norm.momentum is None else 1 - norm.momentum for norm in norms]
+        self._kept = torch.tensor(kept, device=device)[self._layer]
+        self._tracked = torch.zeros(len(outs), dtype=torch.long, device=device)
+        for place, norm in zip(self._tracked.split(1), norms, strict=True):
+            self._statistics.add(norm.num_batches_tracked, place)
+        self._statistics.copy()
+        self._norm[3:5] = self._running
+        self._before, self._counted = self._running.clone(), self._tracked.clone()
 
     def refresh_statistics(self) -> None:
-        """Take over the model's running statistics."""
+        """Take over the model's running statistics, or what the last passes added to them."""
         self._statistics.copy()
+        if self.momentum is not None:
+            passes = (self._tracked - self._counted)[self._layer]
+            self.remember_less(
+                self._norm[3:5], self._running, self._before, self._kept, passes, self.momentum
+            )
+            self._before.copy_(self._running)
+            self._counted.copy_(self._tracked)
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What cannot be read off the model."""
+        if self.momentum is None:
+            return {}
+        parts = {"before": self._before, "counted": self._counted}
+        return {"statistics": self._norm[3:5], **parts}
 
     def refresh_weights(self) -> None:
         """Take over the model's weights, and fold."""
@@ -145,9 +206,19 @@ class Folded(Cheaper):
     """Score with BatchNorm folded into the convolutions; needs `batch_norm='eval'`.
 
     The scores are those of eval mode up to rounding. For models that `torch.fx` can trace.
+
+    Args:
+        momentum: of statistics for scoring alone, by which a pass moves them; nearer to those of the
+            candidates than the model's running ones (usual momentum 0.1), which lag behind the weights. None
+            takes those.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, momentum: float | None = None) -> None:
+        if momentum is not None and not 0 < momentum <= 1:
+            raise RholossError(
+                f"`momentum` must be in (0, 1], or None for the model's own, but is {momentum}."
+            )
+        self.momentum = momentum
         self.copy: FoldedCopy | None = None
 
     def attach(self, step: DeviceStep) -> None:
@@ -161,8 +232,8 @@ class Folded(Cheaper):
             raise RholossError(
                 "`Folded` scores in eval mode, without dropout; leave `scoring` out for Monte-Carlo passes."
             )
-        self.copy = FoldedCopy(step.model, step.scorer.dtype or torch.float32)
-        self.copy.fold = step.wrap(fold)
+        self.copy = FoldedCopy(step.model, step.scorer.dtype or torch.float32, self.momentum)
+        self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
         for fused, _, _ in self.copy.pairs:
             fused.patches = step.wrap(patches)
 
@@ -184,6 +255,17 @@ class Folded(Cheaper):
             with own_autocast(x.device, step.dtype):
                 output = output_of(self.copy.model(x))
             return step.quantities(output, candidates.y), None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Its own statistics, if it has any."""
+        state = self.copy.own_state() if self.copy is not None else {}
+        return {name: tensor.cpu().clone() for name, tensor in state.items()} or None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with saved ones."""
+        assert self.copy is not None
+        for name, tensor in self.copy.own_state().items():
+            tensor.copy_(state[name])
 
 
 def _is_leaf(module: nn.Module) -> bool:
