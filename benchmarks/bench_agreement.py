@@ -56,6 +56,7 @@ RESULTS = Path(__file__).parent / "results" / "agreement.jsonl"
 LOOKS = 10  # steps that a figure of agreement is the mean of
 CHUNK = 50  # steps between two looks at the clock
 EXACT, REPLAY = "exact", "replay"
+RECENT = 0.8  # momentum of statistics that keep step with the weights
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ OPTIONS = {
     "overlapped": Option(trainer={"overlap": True}),
     "folded and overlapped": Option(
         lambda setup: Folded(), {"batch_norm": "eval", "overlap": True}
+    ),
+    "folded, recent statistics": Option(lambda setup: Folded(RECENT), {"batch_norm": "eval"}),
+    "folded, recent statistics, overlapped": Option(
+        lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": True}
     ),
     "half resolution": Option(lambda setup: LowerResolution(2)),
     "proxy": Option(lambda setup: Proxy(setup.small)),

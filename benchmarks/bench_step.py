@@ -103,7 +103,9 @@ def events_ms(step, steps: int, warm_up: int) -> list[float]:
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
 
-def engine(method: str, candidates: int, k: int, *, fold: bool = False, **options):
+def engine(
+    method: str, candidates: int, k: int, *, fold: type | None = None, momentum=None, **options
+):
     def make(steps: int):
         model = ResNet18().to(memory_format=torch.channels_last)
         trainer = Trainer(
@@ -116,7 +118,7 @@ def engine(method: str, candidates: int, k: int, *, fold: bool = False, **option
             keep=k / candidates,
             precision="bf16",
             compile=True,
-            scoring=Folded() if fold else None,
+            scoring=fold(momentum) if fold else None,
             **options,
         )
         scores = method != "uniform" and not options.get("overlap")
@@ -150,13 +152,14 @@ def authors_way(method: str, candidates: int, k: int):
 
 def table() -> dict[str, tuple]:
     """By name: what makes the step, how many rows it scores and on how many it trains."""
-    folded = {"batch_norm": "eval", "fold": True}
+    folded = {"batch_norm": "eval", "fold": Folded}
     kinds: dict[str, dict] = {
         "": {},
         ", overlapped": {"overlap": True},
         ", eval BatchNorm": {"batch_norm": "eval"},
         ", folded": folded,
         ", folded and overlapped": {**folded, "overlap": True},
+        ", folded, recent statistics, overlapped": {**folded, "momentum": 0.8, "overlap": True},
     }
     rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (128, 512), (128, 1280)):

@@ -104,6 +104,26 @@ def test_a_captured_step_scores_with_the_weights_it_should(data, scoring, overla
     assert right < 0.5 * min(other, at_20)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_statistics_of_its_own_move_in_a_graph(data, overlap, compile):
+    """With the momentum of the model they are its running ones; with more, near those of the last batch."""
+    options = {"batch_norm": "eval", "overlap": overlap, "compile": compile}
+    for momentum, near in ((0.1, 1e-3), (1.0, None)):
+        scoring = Folded(momentum)
+        trainer = make(data, scoring=scoring, **options)
+        trainer.train(40)
+        assert trainer.captured[True].graph is not None
+        scoring.copy.refresh_statistics()
+        running = torch.cat([norm.running_mean for _, _, norm in scoring.copy.pairs])
+        own = scoring.copy.own_state()["statistics"][0]
+        if near is not None:
+            torch.testing.assert_close(own, running, rtol=near, atol=near)
+        else:
+            assert 0.01 < (own - running).abs().mean() / running.abs().mean() < 1.0
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch.compile
 def test_a_gated_choice_is_the_same_compiled(data):
     plain = unaugmented(data)

@@ -165,7 +165,7 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(racing, "CHUNK", 2)
     for name in ("ResNet18", "SmallCNN"):
         monkeypatch.setattr(racing, name, tiny_model)
-    monkeypatch.setattr(racing, "Folded", lambda: None)  # there is nothing to fold
+    monkeypatch.setattr(racing, "Folded", lambda *given: None)  # there is nothing to fold
     made = Race("cifar10", str(tmp_path), precision="fp32", compile=False)
     made.times = {"uniform 8 of 8": 1.0, "scoring 8 of 32 by annealed": 2.0}
     made.times |= {f"planned 8 of 8 by {a}": 1.0 for a in ("annealed", "remembered", "random half")}
@@ -194,7 +194,7 @@ def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
 
 
 def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, monkeypatch):
-    monkeypatch.setattr(racing, "Folded", lambda: "folded")
+    monkeypatch.setattr(racing, "Folded", lambda momentum=None: f"folded {momentum}")
     monkeypatch.setattr(racing, "WARM_SECONDS", 0.0)
     given = []
 
@@ -205,12 +205,15 @@ def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, mo
 
     monkeypatch.setattr(racing, "Trainer", noted)
     tiny.times = {}
-    arms = ("rho k=5", "rho k=5, train BN", "annealed, train BN")
+    arms = ("rho k=5", "rho k=5, train BN", "annealed, train BN", "rho k=5, recent BN")
     tiny.measure_times([Cell("clean", arm, 8, 1e-3, 0) for arm in arms], steps=20)
-    assert given == [("eval", "folded"), None, ("train", None), ("train", None), None]
+    assert given == [
+        ("eval", "folded None"), None, ("train", None), ("train", None), None, ("eval", "folded 0.8"),
+    ]  # fmt: skip
     assert list(tiny.times) == [
         "scoring 8 of 40", "uniform 8 of 8", "scoring 8 of 40, train BN",
         "scoring 8 of 32 by annealed, train BN", "planned 8 of 8 by annealed, train BN",
+        "scoring 8 of 40, recent BN",
     ]  # fmt: skip
 
 

@@ -27,7 +27,9 @@ class Arm:
     )
     il_epochs: int = 12  # of the fit of the irreducible-loss model
     rungs: tuple[int, ...] = ()  # epochs of it whose losses come first (`rholoss.Ladder`)
-    batch_norm: str = "eval"  # while scoring; 'eval' is folded into the convolutions
+    # While scoring. 'eval' is folded into the convolutions, 'recent', too, with statistics that keep
+    # step with the weights; 'train' takes those of the candidates.
+    batch_norm: str = "eval"
 
     @property
     def needs_il(self) -> bool:
@@ -64,6 +66,22 @@ def _always(chance: float) -> Plan:
     return Remembered(chance, least=0.0)
 
 
+def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
+    return Arm(name, "rho", k=4, switch=switch, plan=_filter, **options)
+
+
+def _scored_otherwise(mode: str) -> list[Arm]:
+    """RHO-type arms again, with other statistics while scoring; and switches fixed by hand, to judge by."""
+    bn: dict[str, Any] = {"batch_norm": mode}
+    return [
+        Arm(f"rho k=5, {mode} BN", "rho", k=5, **bn),
+        _annealed(f"annealed, {mode} BN", **bn),
+        _annealed(f"annealed, early IL, {mode} BN", il_epochs=3, **bn),
+        _annealed(f"annealed, ladder, {mode} BN", rungs=(1, 3), **bn),
+        *(_annealed(f"annealed {part} %, {mode} BN", part / 100, **bn) for part in (5, 15, 30)),
+    ]
+
+
 ARMS = {
     arm.name: arm
     for arm in (
@@ -77,47 +95,14 @@ ARMS = {
         Arm("rho k=5", "rho", k=5),
         # RHO-LOSS until the target has caught up with the IL model; then what was never better than
         # chance is left out. Both from what is measured.
-        Arm("annealed", "rho", k=4, switch=None, plan=_filter),
+        _annealed("annealed"),
         # An IL model that was stopped early costs less, and is nearer to what the target can learn.
         Arm("rho k=5, early IL", "rho", k=5, il_epochs=3),
-        Arm("annealed, early IL", "rho", k=4, switch=None, plan=_filter, il_epochs=3),
+        _annealed("annealed, early IL", il_epochs=3),
         # Losses that keep step with the target: those of a young model first.
         Arm("rho k=5, ladder", "rho", k=5, rungs=(1, 3)),
-        Arm("annealed, ladder", "rho", k=4, switch=None, plan=_filter, rungs=(1, 3)),
-        # Scored with the statistics of the candidates, as the paper does it: dearer, since nothing can
-        # be folded, and not misled by running statistics that are those of the chosen points.
-        Arm("rho k=5, train BN", "rho", k=5, batch_norm="train"),
-        Arm("annealed, train BN", "rho", k=4, switch=None, plan=_filter, batch_norm="train"),
-        Arm(
-            "annealed, ladder, train BN",
-            "rho",
-            k=4,
-            switch=None,
-            plan=_filter,
-            rungs=(1, 3),
-            batch_norm="train",
-        ),
-        Arm(
-            "annealed, early IL, train BN",
-            "rho",
-            k=4,
-            switch=None,
-            plan=_filter,
-            il_epochs=3,
-            batch_norm="train",
-        ),
-        # The same with the switch fixed by hand, for `annealed` to be judged by.
-        *(
-            Arm(
-                f"annealed {share:.0%}, train BN".replace("%", " %"),
-                "rho",
-                k=4,
-                switch=share,
-                plan=_filter,
-                batch_norm="train",
-            )
-            for share in (0.05, 0.15, 0.3)
-        ),
+        _annealed("annealed, ladder", rungs=(1, 3)),
+        *(arm for mode in ("train", "recent") for arm in _scored_otherwise(mode)),
         # `annealed` with the switch and the share of highest IL fixed by hand.
         Arm("annealed 30 %, IL 2 %", "rho", k=5, switch=0.3, drop=0.02),
         Arm("annealed 30 %, IL 10 %", "rho", k=5, switch=0.3, drop=0.10),

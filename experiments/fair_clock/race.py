@@ -32,6 +32,7 @@ from rholoss.noise import uniform_noise
 NUM_VALIDATION = 5000
 NOISE_SEED = 2022
 IL_RECIPE = {"batch_size": 256, "learning_rate": 4e-3}  # small CNN
+RECENT = 0.8  # momentum of statistics for scoring that keep step with the weights
 CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
 ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape
@@ -124,8 +125,9 @@ class Race:
         torch.manual_seed(cell.seed)
         scoring: dict[str, Any] = {}
         if arm.scores:  # the cheapest way: see benchmarks/results/step.md
-            folded = Folded() if arm.batch_norm == "eval" else None
-            scoring = {"overlap": True, "batch_norm": arm.batch_norm, "scoring": folded}
+            folded = {"eval": Folded(), "recent": Folded(RECENT)}.get(arm.batch_norm)
+            mode = arm.batch_norm if folded is None else "eval"
+            scoring = {"overlap": True, "batch_norm": mode, "scoring": folded}
         trainer = Trainer(
             ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             data,
