@@ -230,6 +230,18 @@ def test_a_resumed_run_has_its_statistics(images, wrapped, overlap):
         run(Folded(), images, 3, half.state_dict(), overlap=overlap)
 
 
+@pytest.mark.parametrize("momentum", [None, 0.8])
+def test_timing_the_scoring_changes_nothing(images, momentum):
+    whole, trainer = run(Folded(momentum), images)
+    first, again = run(Folded(momentum), images, steps=3)
+    assert again.time_scoring(repeats=2) > 0
+    seen = []
+    again.on_flush.append(lambda step, index, losses: seen.append(index))
+    again.train(3)
+    again.flush()
+    assert torch.equal(torch.cat([first, *seen]), whole)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 1.5, -0.1])
 def test_a_momentum_is_a_share(momentum):
     with pytest.raises(RholossError, match=f"`momentum` must be in .* but is {momentum}"):

@@ -43,7 +43,7 @@ ROOMS = {
     "modes": "core",
     "scoring": "core data losses modes quantities",
     "streams": "core data distributed sources",
-    "il": "core data distributed losses scoring sources progress streams il",
+    "il": "core data distributed losses modes scoring sources progress streams il",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
         "arguments distributed ladder"

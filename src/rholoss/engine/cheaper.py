@@ -280,14 +280,13 @@ class Reuse(Partial):
     def state_dict(self) -> dict[str, Any]:
         """The losses and when they were seen."""
         loss, seen, now = (tensor.to("cpu", copy=True) for tensor in self.moved())
-        return {"loss": loss, "seen": seen, "now": now, "by": super().state_dict()}
+        return {"loss": loss, "seen": seen, "now": now, **(super().state_dict() or {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with saved losses."""
         for tensor, name in zip(self.moved(), ("loss", "seen", "now"), strict=True):
             tensor.copy_(state[name])
-        if state["by"] is not None:
-            super().load_state_dict(state["by"])
+        super().load_state_dict(state)
 
 
 class Gate(Partial):
