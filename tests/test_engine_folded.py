@@ -232,7 +232,7 @@ def test_a_resumed_run_has_its_statistics(images, wrapped, overlap):
 
 @pytest.mark.parametrize("momentum", [None, 0.8])
 def test_timing_the_scoring_changes_nothing(images, momentum):
-    whole, trainer = run(Folded(momentum), images)
+    whole, _ = run(Folded(momentum), images)
     first, again = run(Folded(momentum), images, steps=3)
     assert again.time_scoring(repeats=2) > 0
     seen = []
