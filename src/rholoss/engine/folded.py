@@ -6,7 +6,7 @@ writes its result, a scoring pass is little more than its convolutions. Weights 
 
 Running statistics are a mean over the last ten passes or so. While weights move fast they are those of a
 model that is no more, and the scores are as much about that as about the points. What the last passes added
-to them can be read off them, and weighs more in statistics of one's own (`Folded(momentum=0.5)`).
+to them can be read off them, and weighs more in statistics of one's own (`Folded(momentum=0.8)`).
 """
 
 from __future__ import annotations
@@ -133,8 +133,9 @@ class FoldedCopy:
         channels = dict(zip(convs, torch.arange(sum(outs)).split(outs), strict=True))
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
-        parts = zip(self.pairs, self._bias.split(outs), self._norm.split(outs, dim=1), strict=True)
-        for (fused, conv, norm), bias, rows in parts:
+        by_channel = (self._norm.split(outs, dim=1), self._running.split(outs, dim=1))
+        parts = zip(self.pairs, self._bias.split(outs), *by_channel, strict=True)
+        for (fused, conv, norm), bias, rows, running in parts:
             fused.weight = torch.zeros(fused.shape, device=device, dtype=self.dtype)
             fused.bias = bias
             self._sources.append(conv.weight.detach())
@@ -144,9 +145,8 @@ class FoldedCopy:
             self._weights.add(norm.weight, rows[0])
             self._weights.add(norm.bias, rows[1])
             self._weights.add(conv.bias, rows[2])
-            here = slice(*channels[fused][[0, -1]].add(torch.tensor([0, 1])).tolist())
-            self._statistics.add(norm.running_mean, self._running[0, here])
-            self._statistics.add(norm.running_var, self._running[1, here])
+            self._statistics.add(norm.running_mean, running[0])
+            self._statistics.add(norm.running_var, running[1])
             rows[5] = norm.eps
         for name, layer in rest.items():
             if isinstance(layer, FusedConv):
