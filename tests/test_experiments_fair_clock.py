@@ -34,13 +34,14 @@ def test_a_budget_is_turned_into_steps():
 
 
 def test_a_plan_pays_for_its_steps():
-    cell = Cell("clean", "remembered", 32, 1e-3, 0, budget=17)
-    assert {kind.key for kind in kinds(cell)} == {"planned 32 of 32 by remembered"}
-    assert cell.steps({"planned 32 of 32 by remembered": 2.0}, il_seconds=2.0) == 8_500
+    cell = Cell("clean", "InfoBatch", 32, 1e-3, 0, budget=17)
+    assert {kind.key for kind in kinds(cell)} == {"planned 32 of 32 by InfoBatch"}
+    assert cell.steps({"planned 32 of 32 by InfoBatch": 2.0}, il_seconds=2.0) == 8_500
     # Losses are remembered in steps that score, too, and each plan has passes of its own length.
     scores, plain = kinds(Cell("clean", "annealed", 32, 1e-3, 0))
     assert scores.key == "scoring 32 of 128 by annealed"
     assert plain.key == "planned 32 of 32 by annealed"
+    assert kinds(Cell("clean", "remembered", 32, 1e-3, 0)) == (plain, plain)  # the same plan
 
 
 def test_an_early_switch_leaves_time_for_more_steps():
@@ -182,9 +183,11 @@ def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
 
     monkeypatch.setattr(Race, "trainer", trainer)
     tiny.times = {}
-    arms = ("uniform", "annealed", "remembered", "uniform")
+    arms = ("uniform", "annealed", "remembered", "random half", "uniform")
     tiny.measure_times([Cell("noise 10 %", arm, 8, 1e-3, 0) for arm in arms], steps=20)
-    plans = [ARMS[arm].plan for arm in ("annealed", "remembered")]
+    plans = [
+        ARMS[arm].plan for arm in ("annealed", "random half")
+    ]  # `remembered` has the first, too
     assert asked == [
         ("uniform", 1, None), ("rho", 4, plans[0]), ("uniform", 1, plans[0]), ("uniform", 1, plans[1]),
     ]  # fmt: skip
@@ -212,7 +215,7 @@ def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, mo
     ]  # fmt: skip
     assert list(tiny.times) == [
         "scoring 8 of 40", "uniform 8 of 8", "scoring 8 of 40, train BN",
-        "scoring 8 of 32 by annealed, train BN", "planned 8 of 8 by annealed, train BN",
+        "scoring 8 of 32 by annealed, train BN", "planned 8 of 8 by annealed",
         "scoring 8 of 40, recent BN",
     ]  # fmt: skip
 

@@ -183,21 +183,21 @@ class Kind:
     method: str
     n_b: int
     k: int = 1
-    planned: str = ""  # name of the arm
+    planned: str = ""  # name of the first arm that has the plan
     batch_norm: str = "eval"
 
     @property
     def key(self) -> str:
         name = "scoring" if self.method != "uniform" else "planned" if self.planned else "uniform"
         by = f" by {self.planned}" if self.planned else ""
-        norm = f", {self.batch_norm} BN" if self.batch_norm != "eval" and not by else ""
+        norm = f", {self.batch_norm} BN" if self.batch_norm != "eval" else ""
         return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}"
 
 
 def kinds(cell: Cell) -> tuple[Kind, Kind]:
     """Of the steps that score, and of those that do not (the same if the arm never scores)."""
     arm = ARMS[cell.arm]
-    planned = arm.name if arm.plan is not None else ""
+    planned = next((one.name for one in ARMS.values() if arm.plan and one.plan is arm.plan), "")
     plain = Kind("uniform", cell.n_b, planned=planned)
     scores = Kind(arm.method, cell.n_b, arm.k, planned, arm.batch_norm)
     return (scores if arm.scores else plain), plain
