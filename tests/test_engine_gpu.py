@@ -112,17 +112,19 @@ def test_every_kind_of_step_is_captured_and_learns_without_the_host(toy, no_wait
     assert torch.stack(fast.seen).unique().numel() > 100
 
 
-def test_a_live_model_learns_inside_the_graph(toy):
+@pytest.mark.parametrize(("batch_norm", "passes"), [("eval", 0), ("train", 200)])
+def test_a_live_model_learns_inside_the_graph(toy, batch_norm, passes):
     live = rho.LiveIrreducible(
-        make_model().cuda(), lambda p: torch.optim.AdamW(p, lr=1e-3, capturable=True)
-    )
+        make_model().cuda(), lambda p: torch.optim.AdamW(p, lr=1e-3, capturable=True),
+        batch_norm=batch_norm,
+    )  # fmt: skip
     fast = trainer(toy, irreducible=live, total_steps=100)
     before = live.model[0].weight.detach().clone()  # a graph on it would pin it to this stream
     fast.train(100)
     fast.flush()
     assert fast.captured[True].graph is not None
     assert (live.model[0].weight - before).abs().max() > 0.01
-    assert live.model[1].num_batches_tracked == 0
+    assert live.model[1].num_batches_tracked == passes  # it scores and learns in each step
 
 
 def test_the_learning_rate_of_each_step_reaches_the_optimizer(toy):
