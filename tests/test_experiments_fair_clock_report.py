@@ -6,9 +6,9 @@ import math
 import pytest
 from fixtures_race import line
 
-from experiments.fair_clock.arms import LABELS
+from experiments.fair_clock.arms import ARMS, LABELS
 from experiments.fair_clock.choose import tuned_best
-from experiments.fair_clock.report import difference, page, paired, write
+from experiments.fair_clock.report import about, difference, page, paired, write
 from experiments.intervals import interval
 
 
@@ -105,3 +105,20 @@ def test_tuning_runs_of_other_races_are_told_apart():
     assert others[0].startswith("cifar100, all points, 17 s")
     assert "| clean | uniform | 128 | 60.00 (1) |" in others[0]
     assert "| clean | uniform | 128 | 85.00 (1) |" in others[1]
+
+
+def test_the_page_says_what_its_arms_do():
+    text = page([line(split="final"), line("annealed, ladder, train BN", split="final")], None)
+    assert "- **uniform**: all rows, as they come." in text
+    assert (
+        "- **annealed, ladder, train BN**: RHO-LOSS chooses one of 4 until the target has caught up (at most "
+        "30 % of the steps), scored with the candidates' own statistics; irreducible losses after 1, 3 and 12 "
+        "epochs; rows that were never better than chance are left out from 30 % on, if they are more than 3 %."
+    ) in text
+    assert "InfoBatch" not in text
+    told = {name: about(arm) for name, arm in ARMS.items()}
+    assert len(set(told.values())) == len(told)  # no two arms are the same
+    assert told["minus IL 10 %"].endswith("without the 10 % of highest irreducible loss")
+    assert told["loss k=2"].startswith("training loss chooses one of 2 to the end")
+    assert told["random half"] == "a fresh random 50 % of the rows each pass"
+    assert told["remembered, skip alone"] == "50 % of what is learnt is skipped"

@@ -89,9 +89,9 @@ ARMS = {
         Arm("random half", plan=lambda chance: RandomShare(0.5)),
         Arm("minus IL 2 %", drop=0.02),
         Arm("minus IL 10 %", drop=0.10),
-        Arm("loss k=2", "loss", k=2),
+        Arm("loss k=2", "loss", k=2, batch_norm="recent"),
         Arm("InfoBatch", plan=lambda chance: InfoBatch()),
-        Arm("rho k=10", "rho", k=10),
+        Arm("rho k=10", "rho", k=10, batch_norm="recent"),
         Arm("rho k=5", "rho", k=5),
         # RHO-LOSS until the target has caught up with the IL model; then what was never better than
         # chance is left out. Both from what is measured.

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments import records
-from experiments.fair_clock.arms import ARMS, LABELS, Cell
+from experiments.fair_clock.arms import ARMS, LABELS, LONGEST, Arm, Cell
 from experiments.fair_clock.choose import Choices, choice_for, tuned, tuned_best
 from experiments.intervals import interval
+from rholoss.engine import InfoBatch, Plan, RandomShare, Remembered
 
 Line = dict[str, Any]
 ALL_LABELS = LABELS["cifar10"]
@@ -206,9 +207,61 @@ def results(lines: Sequence[Line]) -> list[str]:
     return text
 
 
+STATISTICS = {
+    "eval": "BatchNorm's running statistics",
+    "recent": "BatchNorm's recent statistics",
+    "train": "the candidates' own statistics",
+}
+
+
+def about(arm: Arm) -> str:
+    """What an arm does, in words."""
+    parts = []
+    if arm.scores:
+        until = "to the end" if arm.switch == 1 else f"for {arm.switch or 0:.0%} of the steps"
+        if arm.switch is None:
+            until = f"until the target has caught up (at most {LONGEST:.0%} of the steps)"
+        method = {"rho": "RHO-LOSS", "loss": "training loss"}[arm.method]
+        scored = STATISTICS[arm.batch_norm]
+        parts.append(f"{method} chooses one of {arm.k} {until}, scored with {scored}")
+    if arm.needs_il:
+        *rungs, last = map(str, (*arm.rungs, arm.il_epochs))
+        epochs = f"{', '.join(rungs)} and {last}" if rungs else last
+        parts.append(f"irreducible losses after {epochs} epochs")
+    if arm.drop:
+        parts.append(f"without the {arm.drop:.0%} of highest irreducible loss")
+    if arm.plan is not None:
+        parts.append(planned(arm.plan(0.0)))
+    return ("; ".join(parts) or "all rows, as they come").replace("%", " %")
+
+
+def planned(plan: Plan) -> str:
+    """What the passes that score nothing leave out."""
+    if isinstance(plan, RandomShare):
+        return f"a fresh random {plan.share:.0%} of the rows each pass"
+    if isinstance(plan, InfoBatch):
+        return f"{plan.prune:.0%} of the rows below the mean loss are left out, the others of them count more"
+    assert isinstance(plan, Remembered)
+    parts = []
+    if plan.filter_from < 1:
+        unless = f", if they are more than {plan.least:.0%}" if plan.least else ""
+        parts.append(
+            f"rows that were never better than chance are left out from {plan.filter_from:.0%} on{unless}"
+        )
+    if plan.skip:
+        parts.append(f"{plan.skip:.0%} of what is learnt is skipped")
+    return ", ".join(parts)
+
+
 def page(lines: Sequence[Line], curves: Path | None) -> str:
     """Everything that was run, and what was not."""
-    text = [INTRODUCTION, *results(lines)]
+    shown = [arm for name, arm in ARMS.items() if any(line["arm"] == name for line in lines)]
+    text = [
+        INTRODUCTION,
+        *(f"- **{arm.name}**: {about(arm)}." for arm in shown),
+        "",
+        *results(lines),
+    ]
     text += [
         "## Tuning: accuracy on the 5,000 held-out training points, whose labels are as noisy",
         "",
@@ -254,7 +307,7 @@ arm that was not tuned by itself takes uniform's, and what was not tuned at all 
 those of the main table. The test set is read once, at the end of a final run. Numbers: accuracy in %, mean ±
 standard deviation (seeds; runs that diverged are among them); difference to uniform seed by seed with its
 95 % t interval. Lines: [runs.jsonl](runs.jsonl). What was found, and what it means:
-[FINDINGS.md](FINDINGS.md).
+[FINDINGS.md](FINDINGS.md). The arms:
 """
 
 
