@@ -48,6 +48,7 @@ from rholoss.engine import (
     one_cycle,
 )
 from rholoss.engine.cheaper import Measured
+from rholoss.engine.folded import RECENT
 from rholoss.engine.overlap import Replica
 from rholoss.engine.resident import Examples
 from rholoss.noise import uniform_noise
@@ -56,7 +57,6 @@ RESULTS = Path(__file__).parent / "results" / "agreement.jsonl"
 LOOKS = 10  # steps that a figure of agreement is the mean of
 CHUNK = 50  # steps between two looks at the clock
 EXACT, REPLAY = "exact", "replay"
-RECENT = 0.8  # momentum of statistics that keep step with the weights
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 import rholoss as rho
 from experiments.models import ResNet18
 from rholoss.engine import CropFlip, Folded, Resident, Trainer
+from rholoss.engine.folded import RECENT
 from rholoss.engine.tuning import Tuning
 
 FORWARD_FLOPS = 2 * 0.556e9  # of one image
@@ -103,9 +104,7 @@ def events_ms(step, steps: int, warm_up: int) -> list[float]:
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
 
-def engine(
-    method: str, candidates: int, k: int, *, fold: type | None = None, momentum=None, **options
-):
+def engine(method: str, candidates: int, k: int, *, scoring=lambda: None, **options):
     def make(steps: int):
         model = ResNet18().to(memory_format=torch.channels_last)
         trainer = Trainer(
@@ -118,7 +117,7 @@ def engine(
             keep=k / candidates,
             precision="bf16",
             compile=True,
-            scoring=fold(momentum) if fold else None,
+            scoring=scoring(),
             **options,
         )
         scores = method != "uniform" and not options.get("overlap")
@@ -152,14 +151,18 @@ def authors_way(method: str, candidates: int, k: int):
 
 def table() -> dict[str, tuple]:
     """By name: what makes the step, how many rows it scores and on how many it trains."""
-    folded = {"batch_norm": "eval", "fold": Folded}
+    folded = {"batch_norm": "eval", "scoring": Folded}
     kinds: dict[str, dict] = {
         "": {},
         ", overlapped": {"overlap": True},
         ", eval BatchNorm": {"batch_norm": "eval"},
         ", folded": folded,
         ", folded and overlapped": {**folded, "overlap": True},
-        ", folded, recent statistics, overlapped": {**folded, "momentum": 0.8, "overlap": True},
+        ", folded, recent statistics, overlapped": {
+            "batch_norm": "eval",
+            "scoring": functools.partial(Folded, RECENT),
+            "overlap": True,
+        },
     }
     rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (128, 512), (128, 1280)):

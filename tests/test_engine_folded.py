@@ -135,24 +135,29 @@ class InADict(nn.Module):
         return {"logits": self.inner(x)}
 
 
+def run(scoring, images, steps=6, state=None, net=Net, **options):
+    torch.manual_seed(0)
+    trainer = Trainer(
+        net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=6, learning_rate=0.05,
+        irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, batch_norm="eval", scoring=scoring,
+        **options,
+    )  # fmt: skip
+    if state is not None:
+        trainer.load_state_dict(state)
+    ids = []
+    trainer.on_flush.append(lambda step, index, losses: ids.append(index))
+    trainer.train(steps)
+    trainer.flush()
+    return torch.cat(ids), trainer
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("net", [Net, InADict])
 def test_the_trainer_chooses_what_eval_mode_chooses(images, net, overlap):
-    labels = torch.arange(N) % 5
-
-    def chosen(scoring):
-        torch.manual_seed(0)
-        trainer = Trainer(
-            net(), Resident(images, labels, device="cpu"), total_steps=6, irreducible=torch.zeros(N),
-            candidates=48, keep=0.25, batch_norm="eval", scoring=scoring, overlap=overlap,
-        )  # fmt: skip
-        ids = []
-        trainer.on_flush.append(lambda step, index, losses: ids.append(index))
-        trainer.train(6)
-        trainer.flush()
-        return ids[0].sort(1).values
-
-    assert torch.equal(chosen(Folded()), chosen(None))
+    folded, plain = (
+        run(scoring, images, net=net, overlap=overlap)[0] for scoring in (Folded(), None)
+    )
+    assert torch.equal(folded.sort(1).values, plain.sort(1).values)
 
 
 def batch_statistics(model, x):
@@ -189,22 +194,6 @@ def test_statistics_of_its_own_forget_sooner(images):
     torch.testing.assert_close(own(), expected, rtol=1e-4, atol=1e-4)
     model.load_state_dict(trained(Net(), 5).state_dict())
     torch.testing.assert_close(own()[0], model.norm0.running_mean)
-
-
-def run(scoring, images, steps=6, state=None, **options):
-    torch.manual_seed(0)
-    trainer = Trainer(
-        Net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=6, learning_rate=0.05,
-        irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, batch_norm="eval", scoring=scoring,
-        **options,
-    )  # fmt: skip
-    if state is not None:
-        trainer.load_state_dict(state)
-    ids = []
-    trainer.on_flush.append(lambda step, index, losses: ids.append(index))
-    trainer.train(steps)
-    trainer.flush()
-    return torch.cat(ids), trainer
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -286,22 +275,12 @@ def test_a_model_that_cannot_be_folded_is_told():
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("kind", [Gate, Reuse])
 def test_what_is_forwarded_in_part_can_be_folded_too(images, kind, overlap):
-    labels = torch.arange(N) % 5
-
-    def chosen(scoring):
-        torch.manual_seed(0)
-        trainer = Trainer(
-            Net(), Resident(images, labels, device="cpu"), total_steps=6, irreducible=torch.linspace(0, 1, N),
-            candidates=48, keep=0.25, batch_norm="eval", scoring=scoring, overlap=overlap,
-        )  # fmt: skip
-        ids = []
-        trainer.on_flush.append(lambda step, index, losses: ids.append(index))
-        trainer.train(6)
-        trainer.flush()
+    chosen = []
+    for by in (Folded(), None):
+        ids, trainer = run(kind(0.75, by=by), images, overlap=overlap)
         assert trainer.ledger.scored == 6 * 36
-        return ids[0].sort(1).values
-
-    assert torch.equal(chosen(kind(0.75, by=Folded())), chosen(kind(0.75)))
+        chosen.append(ids.sort(1).values)
+    assert torch.equal(*chosen)
 
 
 @pytest.mark.parametrize("by", [Proxy(Net), Gate(0.5)])

@@ -108,11 +108,11 @@ def test_tuning_runs_of_other_races_are_told_apart():
 
 
 def test_the_page_says_what_its_arms_do():
-    text = page([line(split="final"), line("annealed, ladder, train BN", split="final")], None)
+    text = page([line(split="final"), line("annealed, ladder, recent BN", split="final")], None)
     assert "- **uniform**: all rows, as they come." in text
     assert (
-        "- **annealed, ladder, train BN**: RHO-LOSS chooses one of 4 until the target has caught up (at most "
-        "30 % of the steps), scored with the candidates' own statistics; irreducible losses after 1, 3 "
+        "- **annealed, ladder, recent BN**: RHO-LOSS chooses one of 4 until the target has caught up (at "
+        "most 30 % of the steps), scored with BatchNorm's recent statistics; irreducible losses after 1, 3 "
         "and 12 epochs; rows that were never better than chance are left out from 30 % on, if they are more "
         "than 3 %."
     ) in text

@@ -26,13 +26,13 @@ from rholoss.engine import (
     fit_resident,
     one_cycle,
 )
+from rholoss.engine.folded import RECENT
 from rholoss.errors import TooFewFiniteScoresError
 from rholoss.noise import uniform_noise
 
 NUM_VALIDATION = 5000
 NOISE_SEED = 2022
 IL_RECIPE = {"batch_size": 256, "learning_rate": 4e-3}  # small CNN
-RECENT = 0.8  # momentum of statistics for scoring that keep step with the weights
 CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
 ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape

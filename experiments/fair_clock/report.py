@@ -218,9 +218,10 @@ def about(arm: Arm) -> str:
     """What an arm does, in words."""
     parts = []
     if arm.scores:
-        until = "to the end" if arm.switch == 1 else f"for {arm.switch or 0:.0%} of the steps"
         if arm.switch is None:
             until = f"until the target has caught up (at most {LONGEST:.0%} of the steps)"
+        else:
+            until = "to the end" if arm.switch == 1 else f"for {arm.switch:.0%} of the steps"
         method = {"rho": "RHO-LOSS", "loss": "training loss"}[arm.method]
         scored = STATISTICS[arm.batch_norm]
         parts.append(f"{method} chooses one of {arm.k} {until}, scored with {scored}")

@@ -31,6 +31,8 @@ from rholoss.modes import own_autocast
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
 
+RECENT = 0.8  # a momentum: statistics of little more than the last pass
+
 
 def fold(
     weights: list[Tensor], norm: Tensor, giver: Tensor, low: list[Tensor], bias: Tensor

@@ -51,8 +51,8 @@ def by_id(table: Table, ids: Tensor) -> Tensor:
 def one_thread() -> Iterator[None]:
     """Work of a millisecond on the host, while the device waits for it.
 
-    Shared out among threads it can take a hundred: on a busy host, or where a container has fewer cores
-    than torch has threads, the work is over when the last of them has had its turn.
+    Shared out among threads it takes longer: on a busy host, or where a container has fewer cores than
+    torch has threads, the work is over when the last of them has had its turn.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -26,9 +26,8 @@ class LiveIrreducible(Source):
             AdamW at `lr`; usual is 0.01 x the target's learning rate.
         loss: as for the selector.
         batch_norm: 'eval': its BatchNorm layers keep their running statistics, and its buffers never
-            change. As the weights move on, these fit them less and less: over thousands of steps, or
-            where many chosen labels are wrong, the model can fall apart. 'train': statistics of the batch,
-            running ones move along. One process alone, since each would have its own.
+            change. As the weights move on, these fit them less and less; watch its accuracy. 'train':
+            statistics of the batch, running ones move along. One process alone: each would have its own.
     """
 
     def __init__(
