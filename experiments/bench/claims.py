@@ -69,8 +69,6 @@ class Compare:
             arms = _group(study, title).arms
             for name in filter(None, (self.arm, self.other)):
                 found = results.of(arms[name], study.seeds)
-                if 0 < len(found) < study.seeds:
-                    told.add(f"{len(found)} of {study.seeds} seeds")
                 others = {line["epochs"] for line in found} - {arms[name].epochs}
                 asked = arms[name].epochs
                 told |= {
@@ -80,6 +78,18 @@ class Compare:
                 if any(line["error"] for line in found):
                     told.add(f"{name} broke off")
         return told
+
+    def seeds(self, study: Study, results: Results) -> int:
+        """How many seeds the least run of its arms has; arms that were not run are told as such."""
+        titles = filter(None, (self.group, self.beside))
+        cells = [
+            _group(study, title).arms[name]
+            for title in titles
+            for name in (self.arm, self.other)
+            if name
+        ]
+        counts = [len(results.of(cell, study.seeds)) for cell in cells]
+        return min(filter(None, counts), default=study.seeds)
 
     @property
     def _against(self) -> str | None:
@@ -155,6 +165,9 @@ class Claim:
             return self.why, NOT_RUN
         verdict = self._together([verdict for _, _, verdict in ran])
         short = sorted(set().union(*(part.short(study, results) for part in self.parts)))
+        seeds = min(part.seeds(study, results) for part in self.parts)
+        if seeds < study.seeds:
+            short.insert(0, f"{seeds} of {study.seeds} seeds")
         if len(ran) < len(judged):
             short.append(f"{len(judged) - len(ran)} of {len(judged)} parts not run")
         verdict += f" ({', '.join(short)})" if short else ""

@@ -113,6 +113,8 @@ ARMS = {
             "remembered, skip",
             plan=lambda chance: Remembered(chance, filter_from=0.4, skip=0.5, least=0.0),
         ),
+        # Both by default: on clean labels it only skips, with wrong ones it filters, too.
+        Arm("remembered, both", plan=lambda chance: Remembered(chance, skip=0.5)),
         Arm(
             "remembered, skip alone",
             plan=lambda chance: Remembered(chance, filter_from=1.0, skip=0.5),
