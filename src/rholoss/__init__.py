@@ -10,6 +10,7 @@ from rholoss.il.store import Irreducible
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.methods import METHODS, boltzmann
+from rholoss.planned import Planned
 from rholoss.schedules import annealed, constant, warm_up, window
 from rholoss.scoring import Scorer
 from rholoss.selector import Selector
@@ -25,6 +26,7 @@ __all__ = [
     "Ledger",
     "LiveIrreducible",
     "Method",
+    "Planned",
     "Scorer",
     "ScoringWorkers",
     "Selection",

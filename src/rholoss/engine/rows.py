@@ -117,7 +117,7 @@ class Rows:
         ids = self.data.ids
         seen, recent = self.memory.seen[ids].cpu(), self.memory.recent[ids].cpu()
         epoch = plan(Situation(progress, seen, recent, self._irreducible, generator))
-        _check_epoch(epoch, len(ids))
+        check_epoch(epoch, len(ids))
         weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight)
         return epoch.rows.cpu()
 
@@ -133,7 +133,7 @@ class Rows:
             self.memory.load_state_dict(state["memory"])
 
 
-def _check_epoch(epoch: Epoch, num: int) -> None:
+def check_epoch(epoch: Epoch, num: int) -> None:
     """Raise where a plan's decision is none: a mask, for one, would be taken for rows 0 and 1."""
     rows = getattr(epoch, "rows", None)
     if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.ndim != 1:

@@ -1,0 +1,146 @@
+"""Plans in a loop of one's own: what is left out, weights, resuming, ids, many processes."""
+
+import math
+
+import pytest
+import torch
+from ranks_planned import PASSES, ROWS, high, passes
+from ranks_run import launch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Subset
+
+import rholoss as rho
+from rholoss.demo.data import Digits, load
+from rholoss.engine import Epoch, InfoBatch, Remembered
+from rholoss.errors import RholossError
+
+
+def test_wrong_labels_are_left_out_of_a_plain_loop():
+    """Real digits, a tenth of the labels wrong: what is left out is mostly wrong, and most that is wrong."""
+    torch.manual_seed(0)
+    split = load()["train"]
+    wrong = torch.as_tensor(split.given != split.true)
+    train = rho.WithIndex(Digits(split))
+    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    rows = rho.Planned(train, Remembered(math.log(10)), passes=8)
+    loader = DataLoader(train, batch_size=64, sampler=rows, drop_last=True)
+    lengths = []
+    for _ in range(8):
+        trained = torch.zeros(len(wrong), dtype=torch.bool)
+        for index, x, y in loader:
+            rows.remember(index, F.cross_entropy(model(x), y, reduction="none")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            trained[index] = True
+        lengths.append(len(rows))
+    assert lengths[:4] == [len(wrong)] * 4  # nothing before four visits
+    assert rows.left_out == len(wrong) - lengths[-1] > 0
+    out = ~trained
+    assert wrong[out].float().mean() > 0.9
+    assert out[wrong].float().mean() > 0.7
+
+
+@pytest.mark.parametrize("plan", [lambda s: Epoch(torch.arange(len(s.seen))), InfoBatch(prune=0.5)])
+def test_remember_gives_the_loss_to_call_backward_on(plan):
+    rows = rho.Planned(range(8), plan, passes=4)
+    losses = torch.arange(8.0)
+    for _ in range(2):
+        index = torch.tensor(list(rows))
+        weight = torch.ones(8) if rows.weight is None else rows.weight
+        loss = losses.clone().requires_grad_()
+        mean = rows.remember(index, loss[index])
+        torch.testing.assert_close(mean.detach(), (losses * weight)[index].mean())
+        mean.backward()
+        torch.testing.assert_close(loss.grad[index], weight[index] / len(index))
+    if isinstance(plan, InfoBatch):
+        assert sorted(set(weight.tolist())) == [1, 2]  # rows below the mean that stay count twice
+
+
+def test_each_pass_has_an_order_of_its_own_and_a_run_goes_on_from_its_state():
+    def run(rows, num):
+        found = []
+        for _ in range(num):
+            found.append(list(rows))
+            index = torch.tensor(found[-1])
+            rows.remember(index, (index * 7 % ROWS).float())
+        return found
+
+    whole = rho.Planned(range(ROWS), high, passes=4, seed=3)
+    expected = run(whole, 4)
+    assert sorted(expected[0]) == list(range(ROWS))
+    assert expected[0] != sorted(expected[0])
+    assert expected[1] != expected[2]
+    assert len(expected[2]) < ROWS
+    first, second = (rho.Planned(range(ROWS), high, passes=4, seed=3) for _ in range(2))
+    run(first, 2)
+    second.load_state_dict(first.state_dict())
+    assert run(second, 2) == expected[2:]
+    assert run(rho.Planned(range(ROWS), high, passes=4, seed=4), 1) != expected[:1]
+
+
+def test_a_plan_knows_how_far_training_is():
+    progress = []
+
+    def plan(situation):
+        progress.append(situation.progress)
+        return Epoch(torch.arange(3))
+
+    rows = rho.Planned(range(5), plan, passes=4)
+    for _ in range(4):
+        assert sorted(rows) == [0, 1, 2]
+    assert progress == [0, 0.25, 0.5, 0.75]
+    assert rows.left_out == 2
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        rho.WithIndex(list("abcde"), ids=["v", "w", "x", "y", "z"]),
+        Subset(rho.WithIndex(list("abcdefgh")), [7, 5, 3, 1, 0]),
+    ],
+)
+def test_ids_are_those_that_come_with_the_batch(dataset):
+    rows = rho.Planned(
+        dataset, lambda s: Epoch((s.last.nan_to_num(9) > 2).nonzero()[:, 0]), passes=2
+    )
+    position = list(rows)
+    ids = [dataset[i][0] for i in position]
+    index = torch.tensor(ids) if isinstance(ids[0], int) else ids
+    rows.remember(index, torch.tensor(position).float())
+    assert sorted(rows) == [3, 4]
+    with pytest.raises(RholossError, match="`index` has 99, which is no id of the data set"):
+        rows.remember([99], torch.zeros(1))
+
+
+def test_what_is_wrong_is_told():
+    everything = lambda s: Epoch(torch.arange(len(s.seen)))  # noqa: E731
+    with pytest.raises(RholossError, match="`passes` is 0 and the data set has 3 rows"):
+        rho.Planned(range(3), everything, passes=0)
+    rows = rho.Planned(range(3), everything, passes=1)
+    with pytest.raises(RholossError, match=r"`loss_k` has shape \(\), .*reduction='none'"):
+        rows.remember(torch.arange(3), torch.tensor(1.0))
+    with pytest.raises(RholossError, match="of a mask take"):
+        list(rho.Planned(range(3), lambda s: Epoch(s.seen > 0), passes=1))
+
+
+def test_more_ranks_than_one_need_a_process_group(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    rows = rho.Planned(range(4), lambda s: Epoch(torch.arange(4)), passes=1)
+    with pytest.raises(RholossError, match="2 ranks, but no process group"):
+        list(rows)
+
+
+def test_ranks_share_the_rows_and_what_they_remember(tmp_path):
+    alone, memory = passes()
+    found = launch("ranks_planned.py", 2, tmp_path)["planned"]
+    for number in range(PASSES):
+        parts = [visited[number] for visited, _ in found]
+        assert len(parts[0]) == len(parts[1])  # or the longer one would wait for gradients
+        assert [*parts[0], *parts[1]] == alone[number]
+    for _, ours in found:
+        assert torch.equal(ours["seen"], memory["seen"])
+        torch.testing.assert_close(ours["recent"], memory["recent"], equal_nan=True, rtol=0, atol=0)
