@@ -66,8 +66,12 @@ def _always(chance: float) -> Plan:
     return Remembered(chance, least=0.0)
 
 
+def _both(chance: float) -> Plan:
+    return Remembered(chance, skip=0.5)
+
+
 def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
-    return Arm(name, "rho", k=4, switch=switch, plan=_filter, **options)
+    return Arm(name, "rho", k=4, switch=switch, **{"plan": _filter, **options})
 
 
 ARMS = {
@@ -97,6 +101,7 @@ ARMS = {
         _annealed("annealed, recent BN", batch_norm="recent"),
         _annealed("annealed, early IL, recent BN", il_epochs=3, batch_norm="recent"),
         _annealed("annealed, ladder, recent BN", rungs=(1, 3), batch_norm="recent"),
+        _annealed("annealed, recent BN, both", batch_norm="recent", plan=_both),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, recent BN", part / 100, batch_norm="recent")
@@ -114,7 +119,7 @@ ARMS = {
             plan=lambda chance: Remembered(chance, filter_from=0.4, skip=0.5, least=0.0),
         ),
         # Both by default: on clean labels it only skips, with wrong ones it filters, too.
-        Arm("remembered, both", plan=lambda chance: Remembered(chance, skip=0.5)),
+        Arm("remembered, both", plan=_both),
         Arm(
             "remembered, skip alone",
             plan=lambda chance: Remembered(chance, filter_from=1.0, skip=0.5),
