@@ -1,6 +1,7 @@
 """The bench of cheaper scoring measures what it says, on a problem that takes seconds."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -125,6 +126,20 @@ def test_a_run_of_a_few_rows_has_a_page_too():
     )
     assert "overlapped | 3.000 |  |  | 1.000 |  |" in alone
     assert "overlapped | 3.000 | 1.50x |  | 1.000 | <= 1.4x: missed |" in both
+
+
+def test_a_layout_is_held_against_a_uniform_step_that_is_laid_out_alike():
+    ms = {
+        "uniform 32": 1.4,
+        "uniform 32; combined": 1.2,
+        "uniform 32; books beside": 1.3,
+        "uniform 128": 2.0,
+    }
+    assert pages._uniform(ms, "32", "") == 1.4
+    assert pages._uniform(ms, "32", "sort compiled") == 1.4
+    assert pages._uniform(ms, "32", "combined, sort compiled") == 1.2
+    assert pages._uniform(ms, "128", "combined") == 2.0
+    assert math.isnan(pages._uniform(ms, "512", ""))
 
 
 def test_moments_outside_the_run_are_refused(capsys):
