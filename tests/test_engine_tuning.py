@@ -9,7 +9,7 @@ from torch import nn
 
 from rholoss.engine import Folded, Resident, Trainer, step
 from rholoss.engine.fused import ProductConv, as_products
-from rholoss.engine.tuning import Tuning
+from rholoss.engine.tuning import FASTER, Tuning
 from rholoss.errors import RholossError
 
 N = 96
@@ -134,6 +134,10 @@ def test_which_passes_do_products(monkeypatch, products):
     trained(Tuning(products=products))
     expected = {"none": set(), "scoring": {"scoring"}, "all": {"scoring", "all"}}
     assert passes == expected[products]
+
+
+def test_the_faster_way_is_the_one_that_was_timed():
+    assert bench_step.tuning("products, combined") == FASTER
 
 
 def test_products_are_of_a_known_kind():

@@ -15,8 +15,8 @@ PRODUCTS = ("none", "scoring", "all")
 class Tuning:
     """Ways to run the same step that may be faster: none changes what is computed beyond rounding.
 
-    What is not the default has not been measured to be faster; `benchmarks/bench_step.py` has rows for
-    each. On the CPU only what concerns compiling has an effect.
+    `FASTER`, below, is the best so far of those that `benchmarks/bench_step.py` has rows for. On the CPU only
+    what concerns compiling has an effect.
 
     Args:
         scoring, training: inductor's options for these passes, e.g. {"coordinate_descent_tuning": True}.
@@ -40,3 +40,8 @@ class Tuning:
             raise RholossError(
                 f"`products` is {self.products!r}; choose one of {', '.join(PRODUCTS)}."
             )
+
+
+_COMBINED = {"combo_kernels": True}  # many small kernels, such as the casts of weights, become one
+# 5 to 10 % less time a step with compile=True (ResNet-18, H200: benchmarks/results/step.md).
+FASTER = Tuning(_COMBINED, _COMBINED, products="all")
