@@ -49,7 +49,7 @@ from rholoss.engine import (
 )
 from rholoss.engine.cheaper import Measured
 from rholoss.engine.folded import RECENT
-from rholoss.engine.overlap import Replica
+from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.noise import uniform_noise
 

@@ -139,8 +139,8 @@ def run(scoring, images, steps=6, state=None, net=Net, **options):
     torch.manual_seed(0)
     trainer = Trainer(
         net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=6, learning_rate=0.05,
-        irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, batch_norm="eval", scoring=scoring,
-        **options,
+        irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, scoring=scoring,
+        **{"batch_norm": "eval", **options},
     )  # fmt: skip
     if state is not None:
         trainer.load_state_dict(state)
@@ -219,10 +219,38 @@ def test_a_resumed_run_has_its_statistics(images, wrapped, overlap):
         run(Folded(), images, 3, half.state_dict(), overlap=overlap)
 
 
-@pytest.mark.parametrize("momentum", [None, 0.8])
-def test_timing_the_scoring_changes_nothing(images, momentum):
-    whole, _ = run(Folded(momentum), images)
-    first, again = run(Folded(momentum), images, steps=3)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", ["train", "batch"])
+@pytest.mark.parametrize("net", [Net, InADict])
+def test_statistics_of_all_candidates_choose_as_exact_scoring_does(images, net, mode, overlap):
+    (folded, one), (exact, two) = (
+        run(scoring, images, net=net, batch_norm=mode, overlap=overlap)
+        for scoring in (Folded(rows=48), None)
+    )
+    assert torch.equal(folded.sort(1).values, exact.sort(1).values)
+    for (name, ours), theirs in zip(
+        one.model.named_buffers(), two.model.buffers(), strict=True
+    ):  # in train mode the candidates move the running statistics, too
+        if not name.endswith("tracked"):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert one.ledger.scored == two.ledger.scored
+    assert one.ledger.forwards == 2 * two.ledger.forwards
+
+
+def test_statistics_of_some_candidates_are_nearer_than_running_ones(images):
+    def shared(scoring, **options):
+        return len(set(run(scoring, images, steps=1, **options)[0][0].tolist()) & exact)
+
+    exact = set(run(None, images, steps=1, batch_norm="train")[0][0].tolist())
+    assert shared(Folded(rows=24), batch_norm="train") > shared(Folded())
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"), [({}, "eval"), ({"momentum": 0.8}, "eval"), ({"rows": 8}, "train")]
+)
+def test_timing_the_scoring_changes_nothing(images, options, mode):
+    whole, _ = run(Folded(**options), images, batch_norm=mode)
+    first, again = run(Folded(**options), images, steps=3, batch_norm=mode)
     assert again.time_scoring(repeats=2) > 0
     seen = []
     again.on_flush.append(lambda step, index, losses: seen.append(index))
@@ -237,15 +265,25 @@ def test_a_momentum_is_a_share(momentum):
         Folded(momentum)
 
 
+@pytest.mark.parametrize("options", [{"rows": 0}, {"rows": 8, "momentum": 0.8}])
+def test_statistics_are_of_one_kind(options):
+    with pytest.raises(RholossError, match=f"`rows` is {options['rows']} and `momentum`"):
+        Folded(**options)
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [({}, "batch_norm='eval'"), ({"batch_norm": "eval", "method": "bald"}, "dropout")],
+    ("scoring", "options", "says"),
+    [
+        (Folded(), {}, r"batch_norm='eval', but it is 'train'.*rows=32"),
+        (Folded(rows=8), {"batch_norm": "eval"}, r"rows=8.*batch_norm is 'eval'"),
+        (Folded(), {"batch_norm": "eval", "method": "bald"}, "dropout"),
+    ],
 )
-def test_it_refuses_what_cannot_be_folded(images, options, says):
+def test_it_refuses_what_cannot_be_folded(images, scoring, options, says):
     with pytest.raises(RholossError, match=says):
         Trainer(
             Net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=1,
-            irreducible=torch.zeros(N), candidates=48, scoring=Folded(), **options,
+            irreducible=torch.zeros(N), candidates=48, scoring=scoring, **options,
         )  # fmt: skip
 
 

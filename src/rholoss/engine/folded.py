@@ -7,6 +7,9 @@ writes its result, a scoring pass is little more than its convolutions. Weights 
 Running statistics are a mean over the last ten passes or so. While weights move fast they are those of a
 model that is no more, and the scores are as much about that as about the points. What the last passes added
 to them can be read off them, and weighs more in statistics of one's own (`Folded(momentum=0.8)`).
+
+Both are statistics of what was trained on, and where points are chosen that is not what is scored. Those of
+the candidates, which the paper scores with, are found by a pass over a few of them (`Folded(rows=32)`).
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, fx, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.cheaper import Cheaper, Measured
 from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
+from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
 from rholoss.losses import output_of
-from rholoss.modes import own_autocast
+from rholoss.modes import own_autocast, submodules
 
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
@@ -153,7 +158,7 @@ class FoldedCopy:
         for name, layer in rest.items():
             if isinstance(layer, FusedConv):
                 continue
-            is_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+            is_norm = isinstance(layer, _BatchNorm)
             layer.to(torch.float32 if is_norm else self.dtype).requires_grad_(False)
             for own, parameter in zip(layer.parameters(), modules[name].parameters(), strict=True):
                 self._weights.add(parameter, own)
@@ -205,51 +210,80 @@ class FoldedCopy:
 
 
 class Folded(Cheaper):
-    """Score with BatchNorm folded into the convolutions; needs `batch_norm='eval'`.
+    """Score with BatchNorm folded into the convolutions. For models that `torch.fx` can trace.
 
-    The scores are those of eval mode up to rounding. For models that `torch.fx` can trace.
+    With `batch_norm='eval'` the scores are those of that mode up to rounding. `rows` is for the other modes,
+    whose statistics are those of the candidates: here, of so many of them.
 
     Args:
         momentum: of statistics for scoring alone, by which a pass moves them; nearer to those of the
             candidates than the model's running ones (usual momentum 0.1), which lag behind the weights. None
-            takes those.
+            takes those. Needs `batch_norm='eval'`.
+        rows: candidates that are forwarded twice, first to find the statistics of each layer. Needs
+            `batch_norm='train'` or `'batch'`.
     """
 
-    def __init__(self, momentum: float | None = None) -> None:
+    def __init__(self, momentum: float | None = None, *, rows: int | None = None) -> None:
         if momentum is not None and not 0 < momentum <= 1:
             raise RholossError(
                 f"`momentum` must be in (0, 1], or None for the model's own, but is {momentum}."
             )
-        self.momentum = momentum
+        if rows is not None and (rows < 1 or momentum is not None):
+            raise RholossError(
+                f"`rows` is {rows} and `momentum` {momentum}: statistics are those of at least one "
+                "candidate, or of the batches before; give one of the two."
+            )
+        self.momentum, self.rows = momentum, rows
         self.copy: FoldedCopy | None = None
+        self.reader: Replica | None = None  # finds the statistics of candidates
 
     def attach(self, step: DeviceStep) -> None:
         """Trace the model."""
-        if step.scorer.batch_norm != "eval":
+        mode = step.scorer.batch_norm
+        if self.rows is None and mode != "eval":
             raise RholossError(
-                f"`Folded` needs batch_norm='eval', but it is {step.scorer.batch_norm!r}: statistics of the "
-                "candidates cannot be folded before they are known."
+                f"`Folded()` needs batch_norm='eval', but it is {mode!r}: statistics of the candidates "
+                "cannot be folded before they are known. `Folded(rows=32)` finds them first."
+            )
+        if self.rows is not None and mode == "eval":
+            raise RholossError(
+                f"`Folded(rows={self.rows})` scores with statistics of the candidates, but batch_norm is "
+                "'eval'; leave `rows` out, or take batch_norm='train'."
             )
         if step.draws > 1 or step.scorer.dropout:
             raise RholossError(
                 "`Folded` scores in eval mode, without dropout; leave `scoring` out for Monte-Carlo passes."
             )
-        self.copy = FoldedCopy(step.model, step.scorer.dtype or torch.float32, self.momentum)
+        low = step.scorer.dtype or torch.float32
+        if self.rows is not None:
+            self.reader = Replica(step.model, low)
+            for module in submodules(self.reader.model):
+                if isinstance(module, _BatchNorm):
+                    module.momentum = 1.0  # also where the model's own keeps a mean of all batches
+        model = step.model if self.reader is None else self.reader.model
+        self.copy = FoldedCopy(model, low, self.momentum)
         self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
         for fused, _, _ in self.copy.pairs:
             fused.patches = step.wrap(patches)
 
-    def replica(self, step: DeviceStep) -> FoldedCopy:
+    def passes(self, candidates: int, k: int) -> tuple[int, int]:
+        """Some candidates are forwarded twice."""
+        return candidates, candidates + min(self.rows or 0, candidates)
+
+    def replica(self, step: DeviceStep) -> Any:
         """What scores beside training, when scoring is overlapped."""
         assert self.copy is not None
-        return self.copy
+        return self.copy if self.reader is None else _Read(self.copy.model, self.reader)
 
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
         """As the folded copy sees the candidates."""
         assert self.copy is not None
-        if model is not self.copy.model:  # not overlapped: nobody has refreshed it
+        alone = model is not self.copy.model  # not overlapped: nobody has refreshed it
+        if self.reader is not None:
+            self._read(step, self.reader, candidates, generator, alone)
+        if alone or self.reader is not None:
             self.copy.refresh_statistics()
             self.copy.refresh_weights()
         x = candidates.x.to(self.copy.dtype)
@@ -257,6 +291,22 @@ class Folded(Cheaper):
             with own_autocast(x.device, step.dtype):
                 output = output_of(self.copy.model(x))
             return step.quantities(output, candidates.y), None
+
+    def _read(
+        self,
+        step: DeviceStep,
+        reader: Replica,
+        candidates: Examples,
+        generator: Generator,
+        alone: bool,
+    ) -> None:
+        """Have the reader's BatchNorm layers hold the statistics of some of the candidates."""
+        if alone:
+            reader.refresh_weights()
+        x, y = candidates.x[: self.rows], candidates.y[: self.rows]
+        step.measure(reader.model, x, y, generator, batch_norm="train")
+        if alone and step.scorer.batch_norm == "train":
+            reader.move_statistics()
 
     def state_dict(self) -> dict[str, Any] | None:
         """Its own statistics, if it has any."""
@@ -268,6 +318,17 @@ class Folded(Cheaper):
         assert self.copy is not None
         for name, tensor in self.copy.own_state().items():
             tensor.copy_(state[name])
+
+
+class _Read:
+    """A folded copy whose statistics are read off the candidates: only weights are taken over beforehand."""
+
+    def __init__(self, model: nn.Module, reader: Replica) -> None:
+        self.model, self.refresh_weights = model, reader.refresh_weights
+        self.move_statistics = reader.move_statistics
+
+    def refresh_statistics(self) -> None:
+        """Those of the last candidates say nothing of the next."""
 
 
 def _is_leaf(module: nn.Module) -> bool:
