@@ -96,6 +96,10 @@ OPTIONS = {
     "folded, recent statistics, overlapped": Option(
         lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": True}
     ),
+    "folded, statistics of 32": Option(lambda setup: Folded(rows=32)),
+    "folded, statistics of 32, overlapped": Option(
+        lambda setup: Folded(rows=32), {"overlap": True}
+    ),
     "half resolution": Option(lambda setup: LowerResolution(2)),
     "proxy": Option(lambda setup: Proxy(setup.small)),
     "reuse, half forwarded": Option(lambda setup: Reuse(0.5)),

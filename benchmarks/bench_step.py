@@ -163,9 +163,10 @@ def table() -> dict[str, tuple]:
             "scoring": functools.partial(Folded, RECENT),
             "overlap": True,
         },
+        ", folded, statistics of 32": {"scoring": functools.partial(Folded, rows=32)},
     }
     rows: dict[str, tuple] = {}
-    for k, candidates in ((32, 320), (128, 512), (128, 1280)):
+    for k, candidates in ((32, 320), (32, 128), (128, 512), (128, 1280)):
         rows[f"uniform {k}"] = (functools.partial(engine, "uniform", candidates, k), 0, k)
         for kind, options in kinds.items():
             make = functools.partial(engine, "rho", candidates, k, **options)

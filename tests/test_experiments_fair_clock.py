@@ -197,26 +197,34 @@ def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
 
 
 def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, monkeypatch):
-    monkeypatch.setattr(racing, "Folded", lambda momentum=None: f"folded {momentum}")
+    monkeypatch.setattr(racing, "Folded", lambda **options: f"folded {options}")
     monkeypatch.setattr(racing, "WARM_SECONDS", 0.0)
     given = []
 
     def noted(*args, **options):
         scored = options["method"] == "rho"
-        given.append((options["batch_norm"], options["scoring"]) if scored else None)
+        names = ("batch_norm", "scoring", "overlap")
+        given.append(tuple(options[name] for name in names) if scored else None)
         return Trainer(*args, **{**options, "scoring": None})
 
     monkeypatch.setattr(racing, "Trainer", noted)
     tiny.times = {}
-    arms = ("rho k=5", "rho k=5, train BN", "annealed, train BN", "rho k=5, recent BN")
+    arms = (
+        "rho k=5", "rho k=5, train BN", "annealed, train BN", "rho k=5, recent BN", "rho k=5, fresh",
+        "annealed, fresh rows, both",
+    )  # fmt: skip
     tiny.measure_times([Cell("clean", arm, 8, 1e-3, 0) for arm in arms], steps=20)
     assert given == [
-        ("eval", "folded None"), None, ("train", None), ("train", None), None, ("eval", "folded 0.8"),
+        ("eval", "folded {}", True), None, ("train", None, True), ("train", None, True), None,
+        ("eval", "folded {'momentum': 0.8}", True), ("train", None, False),
+        ("train", "folded {'rows': 32}", False), None,
     ]  # fmt: skip
     assert list(tiny.times) == [
         "scoring 8 of 40", "uniform 8 of 8", "scoring 8 of 40, train BN",
         "scoring 8 of 32 by annealed, train BN", "planned 8 of 8 by annealed",
-        "scoring 8 of 40, recent BN",
+        "scoring 8 of 40, recent BN", "scoring 8 of 40, train BN, fresh",
+        "scoring 8 of 32 by annealed, recent BN, both, rows BN, fresh",
+        "planned 8 of 8 by annealed, recent BN, both",
     ]  # fmt: skip
 
 

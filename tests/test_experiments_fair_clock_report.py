@@ -112,9 +112,9 @@ def test_the_page_says_what_its_arms_do():
     assert "- **uniform**: all rows, as they come." in text
     assert (
         "- **annealed, ladder, recent BN**: RHO-LOSS chooses one of 4 until the target has caught up (at "
-        "most 30 % of the steps), scored with BatchNorm's recent statistics; irreducible losses after 1, 3 "
-        "and 12 epochs; rows that were never better than chance are left out from 30 % on, if they are more "
-        "than 3 %."
+        "most 30 % of the steps), scored with BatchNorm's recent statistics, one step stale; irreducible "
+        "losses after 1, 3 and 12 epochs; rows that were never better than chance are left out from 30 % on, "
+        "if they are more than 3 %."
     ) in text
     assert "InfoBatch" not in text
     told = {name: about(arm) for name, arm in ARMS.items()}

@@ -28,8 +28,9 @@ class Arm:
     il_epochs: int = 12  # of the fit of the irreducible-loss model
     rungs: tuple[int, ...] = ()  # epochs of it whose losses come first (`rholoss.Ladder`)
     # While scoring. 'eval' is folded into the convolutions, 'recent', too, with statistics that keep
-    # step with the weights; 'train' takes those of the candidates.
+    # step with the weights; 'train' takes those of the candidates, 'rows', folded, those of some of them.
     batch_norm: str = "eval"
+    overlap: bool = True  # scored beside training, which is cheaper, and one step stale
 
     @property
     def needs_il(self) -> bool:
@@ -102,6 +103,10 @@ ARMS = {
         _annealed("annealed, early IL, recent BN", il_epochs=3, batch_norm="recent"),
         _annealed("annealed, ladder, recent BN", rungs=(1, 3), batch_norm="recent"),
         _annealed("annealed, recent BN, both", batch_norm="recent", plan=_both),
+        # Scored with the newest weights: a stale choice corrects what has been corrected already.
+        Arm("rho k=5, fresh", "rho", k=5, batch_norm="train", overlap=False),
+        _annealed("annealed, fresh, both", batch_norm="train", overlap=False, plan=_both),
+        _annealed("annealed, fresh rows, both", batch_norm="rows", overlap=False, plan=_both),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, recent BN", part / 100, batch_norm="recent")
@@ -191,13 +196,15 @@ class Kind:
     k: int = 1
     planned: str = ""  # name of the first arm that has the plan
     batch_norm: str = "eval"
+    overlap: bool = True
 
     @property
     def key(self) -> str:
         name = "scoring" if self.method != "uniform" else "planned" if self.planned else "uniform"
         by = f" by {self.planned}" if self.planned else ""
         norm = f", {self.batch_norm} BN" if self.batch_norm != "eval" else ""
-        return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}"
+        fresh = "" if self.overlap else ", fresh"
+        return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}{fresh}"
 
 
 def kinds(cell: Cell) -> tuple[Kind, Kind]:
@@ -205,5 +212,5 @@ def kinds(cell: Cell) -> tuple[Kind, Kind]:
     arm = ARMS[cell.arm]
     planned = next((one.name for one in ARMS.values() if arm.plan and one.plan is arm.plan), "")
     plain = Kind("uniform", cell.n_b, planned=planned)
-    scores = Kind(arm.method, cell.n_b, arm.k, planned, arm.batch_norm)
+    scores = Kind(arm.method, cell.n_b, arm.k, planned, arm.batch_norm, arm.overlap)
     return (scores if arm.scores else plain), plain

@@ -37,6 +37,12 @@ CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
 ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape
 WARM_SECONDS = 1.5  # of steps before any is timed: an idle GPU takes a while to reach its clock
+# Of arms that score with BatchNorm folded in; with 'rows' some candidates' statistics stand for all.
+FOLDED: dict[str, dict[str, Any]] = {
+    "eval": {},
+    "recent": {"momentum": RECENT},
+    "rows": {"rows": 32},
+}
 LOADERS = {"cifar10": (cifar10, 10), "cifar100": (cifar100, 100)}
 
 
@@ -124,10 +130,13 @@ class Race:
         arm, (data, _) = arm or ARMS[cell.arm], self.data(cell)
         torch.manual_seed(cell.seed)
         scoring: dict[str, Any] = {}
-        if arm.scores:  # the cheapest way: see benchmarks/results/step.md
-            folded = {"eval": Folded(), "recent": Folded(RECENT)}.get(arm.batch_norm)
-            mode = arm.batch_norm if folded is None else "eval"
-            scoring = {"overlap": True, "batch_norm": mode, "scoring": folded}
+        if arm.scores:  # what each costs: benchmarks/results/step.md
+            options = FOLDED.get(arm.batch_norm)
+            scoring = {
+                "overlap": arm.overlap,
+                "batch_norm": "eval" if arm.batch_norm in ("eval", "recent") else "train",
+                "scoring": None if options is None else Folded(**options),
+            }
         trainer = Trainer(
             ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             data,
@@ -161,7 +170,8 @@ class Race:
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
         plan = ARMS[kind.planned].plan if kind.planned else None
         steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
-        arm = Arm("", kind.method, kind.k, plan=plan, batch_norm=kind.batch_norm)
+        norm = {"batch_norm": kind.batch_norm, "overlap": kind.overlap}
+        arm = Arm("", kind.method, kind.k, plan=plan, **norm)
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
         self._wait()

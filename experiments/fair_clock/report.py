@@ -211,6 +211,7 @@ STATISTICS = {
     "eval": "BatchNorm's running statistics",
     "recent": "BatchNorm's recent statistics",
     "train": "the candidates' own statistics",
+    "rows": "the statistics of some candidates",
 }
 
 
@@ -223,7 +224,7 @@ def about(arm: Arm) -> str:
         else:
             until = "to the end" if arm.switch == 1 else f"for {arm.switch:.0%} of the steps"
         method = {"rho": "RHO-LOSS", "loss": "training loss"}[arm.method]
-        scored = STATISTICS[arm.batch_norm]
+        scored = STATISTICS[arm.batch_norm] + (", one step stale" if arm.overlap else "")
         parts.append(f"{method} chooses one of {arm.k} {until}, scored with {scored}")
     if arm.needs_il:
         *rungs, last = map(str, (*arm.rungs, arm.il_epochs))
