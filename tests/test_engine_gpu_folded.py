@@ -124,6 +124,32 @@ def test_statistics_of_its_own_move_in_a_graph(data, overlap, compile):
             assert 0.01 < (own - running).abs().mean() / running.abs().mean() < 1.0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_statistics_of_candidates_are_read_in_a_graph(data, overlap, compile):
+    scoring = Folded(rows=96)
+    trainer = make(data, scoring=scoring, overlap=overlap, compile=compile)
+
+    def read(model_norms):
+        return torch.cat([norm.running_mean for norm in model_norms]).clone()
+
+    norms = [norm for _, _, norm in scoring.copy.pairs]
+    trainer.train(40)
+    assert trainer.captured[True].graph is not None
+    before = read(norms)
+    model = copy.deepcopy(trainer.model)  # which the next step scores with
+    trainer.train(1)
+    assert not torch.equal(read(norms), before)  # of other candidates
+    other = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in other:
+        norm.momentum = 1.0
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        model(data.batch(torch.arange(0, N, 5, device="cuda"))[0])
+    expected = read(other)
+    assert torch.corrcoef(torch.stack([read(norms), expected]))[0, 1] > 0.9
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch.compile
 def test_a_gated_choice_is_the_same_compiled(data):
     plain = unaugmented(data)
