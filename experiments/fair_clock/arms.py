@@ -72,7 +72,7 @@ def _both(chance: float) -> Plan:
 
 
 def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
-    return Arm(name, "rho", k=4, switch=switch, **{"plan": _filter, **options})
+    return Arm(name, "rho", switch=switch, **{"k": 4, "plan": _filter, **options})
 
 
 ARMS = {
@@ -106,6 +106,7 @@ ARMS = {
         # Scored with the newest weights: a stale choice corrects what has been corrected already.
         Arm("rho k=5, fresh", "rho", k=5, batch_norm="train", overlap=False),
         _annealed("annealed, fresh, both", batch_norm="train", overlap=False, plan=_both),
+        _annealed("annealed k=2, fresh, both", k=2, batch_norm="train", overlap=False, plan=_both),
         _annealed("annealed, fresh rows, both", batch_norm="rows", overlap=False, plan=_both),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
