@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 import rholoss as rho
 from rholoss.demo.data import Digits, load
-from rholoss.engine import Remembered
 
 torch.manual_seed(0)
 splits = load()  # 12,000 training points, a tenth of the labels wrong; 4,000 clean test points
@@ -26,7 +25,7 @@ model = make_model(512)
 optimizer = torch.optim.AdamW(model.parameters())
 
 passes = 8
-rows = rho.Planned(train, Remembered(chance=math.log(10)), passes=passes)
+rows = rho.Planned(train, rho.Remembered(chance=math.log(10)), passes=passes)
 loader = DataLoader(train, batch_size=32, sampler=rows)
 for _ in range(passes):
     for index, x, y in loader:

@@ -9,7 +9,7 @@ from ranks_run import CHECKS, check, run
 
 import rholoss as rho
 from rholoss.engine import Epoch
-from rholoss.engine.memory import Situation
+from rholoss.memory import Situation
 
 ROWS, PASSES = 100, 4
 

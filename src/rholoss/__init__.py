@@ -11,6 +11,7 @@ from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.methods import METHODS, boltzmann
 from rholoss.planned import Planned
+from rholoss.plans import Remembered
 from rholoss.schedules import annealed, constant, warm_up, window
 from rholoss.scoring import Scorer
 from rholoss.selector import Selector
@@ -27,6 +28,7 @@ __all__ = [
     "LiveIrreducible",
     "Method",
     "Planned",
+    "Remembered",
     "Scorer",
     "ScoringWorkers",
     "Selection",

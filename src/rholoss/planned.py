@@ -14,16 +14,15 @@ from torch.utils.data import Sampler
 from rholoss import distributed
 from rholoss.core import step_generator
 from rholoss.data import ids_of_rows
-from rholoss.engine.memory import Memory, Plan, Situation
-from rholoss.engine.rows import check_epoch
 from rholoss.errors import RholossError
+from rholoss.memory import Memory, Plan, Situation, check_epoch
 from rholoss.sampler import EPOCHS
 
 
 class Planned(Sampler[int]):
     """Rows of one pass after another, for `DataLoader(dataset, sampler=...)`; nothing is scored.
 
-        rows = rho.Planned(train, Remembered(math.log(10)), passes=20)     # train = rho.WithIndex(...)
+        rows = rho.Planned(train, rho.Remembered(math.log(10)), passes=20)  # train = rho.WithIndex(...)
         loader = DataLoader(train, batch_size=128, sampler=rows)
         for _ in range(20):
             for index, x, y in loader:
@@ -38,7 +37,7 @@ class Planned(Sampler[int]):
 
     Args:
         dataset: what the loader reads, with the ids that its items carry (`WithIndex`).
-        plan: e.g. `rholoss.engine.Remembered`, or a function of your own.
+        plan: e.g. `Remembered`, or a function of your own.
         passes: how many there will be, from which the plan knows how far training is.
         depth: losses that are remembered of each row.
     """

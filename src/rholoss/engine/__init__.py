@@ -4,13 +4,13 @@ from rholoss.engine.cheaper import Cheaper, Gate, LowerResolution, Proxy, Reuse
 from rholoss.engine.evaluate import Evaluation, Evaluator
 from rholoss.engine.folded import Folded
 from rholoss.engine.irreducible import fit_ladder, fit_resident, losses_of, one_cycle
-from rholoss.engine.memory import Epoch, Memory, Plan, Situation
 from rholoss.engine.optimizers import adamw
-from rholoss.engine.plans import InfoBatch, RandomShare, Remembered
 from rholoss.engine.replay import Recorded
 from rholoss.engine.resident import CropFlip, Resident
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.trainer import Trainer
+from rholoss.memory import Epoch, Memory, Plan, Situation
+from rholoss.plans import InfoBatch, RandomShare, Remembered
 
 __all__ = [
     "Cheaper",

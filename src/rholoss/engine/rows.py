@@ -11,12 +11,12 @@ from torch import Generator, Tensor
 
 from rholoss import core
 from rholoss.core import Method
-from rholoss.engine.memory import Epoch, Memory, Plan, Situation
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Resident
 from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
 from rholoss.il.live import LiveIrreducible
+from rholoss.memory import Memory, Plan, Situation, check_epoch
 from rholoss.sampler import EPOCHS
 from rholoss.sources import Source, Table, TableSource, raise_unmeasured
 
@@ -131,23 +131,3 @@ class Rows:
         self.passes, self.num = state["passes"], state["num"]
         if self.memory is not None:
             self.memory.load_state_dict(state["memory"])
-
-
-def check_epoch(epoch: Epoch, num: int) -> None:
-    """Raise where a plan's decision is none: a mask, for one, would be taken for rows 0 and 1."""
-    rows = getattr(epoch, "rows", None)
-    if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.ndim != 1:
-        raise RholossError(
-            f"A plan must return `Epoch(rows)`, row numbers as a tensor of int64, but returned {epoch}; "
-            "of a mask take `mask.nonzero().flatten()`."
-        )
-    if len(rows) > num or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num):
-        raise RholossError(
-            f"A plan returned {len(rows)} rows from {int(rows.min())} to {int(rows.max())}; there are {num}, "
-            f"0..{num - 1}, and a pass has at most as many."
-        )
-    if epoch.weight is not None and epoch.weight.shape != (num,):
-        raise RholossError(
-            f"`weight` of a plan's `Epoch` has shape {tuple(epoch.weight.shape)}, but needs one for each of "
-            f"all {num} rows, in their order, those that are left out included."
-        )

@@ -19,13 +19,13 @@ from rholoss import core, picks
 from rholoss.core import Method, Selection, Stats
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.fused import as_products
-from rholoss.engine.memory import Memory
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
 from rholoss.engine.tuning import Tuning
 from rholoss.guard import mean_of_finite
 from rholoss.losses import Task
+from rholoss.memory import Memory
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
 from rholoss.scoring import Scorer
 

@@ -19,7 +19,6 @@ from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolut
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.clock import ScoringCost
 from rholoss.engine.interrupt import whole_steps
-from rholoss.engine.memory import Memory, Plan
 from rholoss.engine.optimizers import MakeOptimizer, adamw, check_rates, for_graphs
 from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
@@ -34,6 +33,7 @@ from rholoss.il.live import LiveIrreducible
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.losses import Task
+from rholoss.memory import Memory, Plan
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
 from rholoss.sources import as_source
@@ -62,7 +62,7 @@ class Trainer:
         catch_up: stop scoring for good, before the schedule does, as soon as the candidates' mean loss over
             100 steps is no higher than their mean irreducible loss: the target is as good as that model.
         plan: decides at the start of each pass over the rows that scores nothing which of them are
-            trained on and with what weight; see `rholoss.engine.plans`.
+            trained on and with what weight; see `rholoss.plans`.
         scoring: a cheaper way to score (`rholoss.engine.cheaper`), or `Recorded` choices, which are
             replayed without scoring; then `method`, `candidates` and `keep` are not read.
         log: path of a JSON-lines file for the chosen ids.

@@ -1,6 +1,6 @@
 """Plans: which rows a pass over the data trains on, decided once a pass from what training has shown.
 
-A plan costs no forward pass. It sees the losses that training itself has measured (`engine.memory`).
+A plan costs no forward pass. It sees the losses that training itself has measured (`memory`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rholoss.engine.memory import Epoch, Situation
 from rholoss.errors import RholossError
+from rholoss.memory import Epoch, Situation
 
 
 @dataclass(frozen=True)

@@ -76,3 +76,23 @@ class Situation:
 
 
 Plan = Callable[[Situation], Epoch]
+
+
+def check_epoch(epoch: Epoch, num: int) -> None:
+    """Raise where a plan's decision is none: a mask, for one, would be taken for rows 0 and 1."""
+    rows = getattr(epoch, "rows", None)
+    if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.ndim != 1:
+        raise RholossError(
+            f"A plan must return `Epoch(rows)`, row numbers as a tensor of int64, but returned {epoch}; "
+            "of a mask take `mask.nonzero().flatten()`."
+        )
+    if len(rows) > num or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num):
+        raise RholossError(
+            f"A plan returned {len(rows)} rows from {int(rows.min())} to {int(rows.max())}; there are {num}, "
+            f"0..{num - 1}, and a pass has at most as many."
+        )
+    if epoch.weight is not None and epoch.weight.shape != (num,):
+        raise RholossError(
+            f"`weight` of a plan's `Epoch` has shape {tuple(epoch.weight.shape)}, but needs one for each of "
+            f"all {num} rows, in their order, those that are left out included."
+        )

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rholoss.engine import Epoch, InfoBatch, RandomShare, Remembered, Resident, Trainer
-from rholoss.engine.memory import Situation
 from rholoss.errors import RholossError
+from rholoss.memory import Situation
 
 N, CHANCE = 4000, math.log(10)
 

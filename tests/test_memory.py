@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rholoss.engine.memory import Memory, Situation
 from rholoss.errors import RholossError
+from rholoss.memory import Memory, Situation
 
 
 def situation(memory, **others):
