@@ -31,6 +31,7 @@ from experiments.models import MODELS
 from rholoss import LiveIrreducible, WithIndex, annealed, constant, coreset
 from rholoss.engine import Evaluation, Evaluator, Resident, Trainer, adamw
 from rholoss.engine.trainer import WINDOW
+from rholoss.engine.tuning import FASTER
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.progress import Bar
 
@@ -190,6 +191,7 @@ class Run:
             batch_norm=cell.batch_norm,
             precision=bench.precision,
             compile=compiled,
+            tuning=FASTER if compiled else None,
             schedule=annealed(total) if cell.schedule == "annealed" else constant(),
             seed=cell.seed,
         )
