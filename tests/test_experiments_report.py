@@ -279,6 +279,16 @@ def test_a_claim_of_several_parts(tmp_path):
     )
 
 
+def test_a_claim_has_as_many_seeds_as_the_least_run_of_its_arms(tmp_path):
+    lines = [line(UNIFORM, [40] * 4, seed) for seed in range(2)] + [line(RHO, [55] * 4)]
+    write(tmp_path, *lines)
+    results, study = Results.read(tmp_path), replace(STUDY, seeds=3)
+    alone = Compare("Clean: a group", "uniform", final, plus=1.0, above=True)
+    both = Compare("Clean: a group", "RHO-LOSS", final, "uniform", above=True)
+    assert Claim("", "", "made", [alone]).judge(study, results)[1] == "holds (2 of 3 seeds)"
+    assert Claim("", "", "made", [alone, both]).judge(study, results)[1] == "holds (1 of 3 seeds)"
+
+
 def test_some_parts_may_fail_where_the_paper_says_so(tmp_path):
     higher = Compare("Clean: a group", "RHO-LOSS", final, "uniform", above=True)
     lower, absent = replace(higher, above=False), Compare("Another", "loss", final, above=True)
