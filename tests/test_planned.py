@@ -144,3 +144,20 @@ def test_ranks_share_the_rows_and_what_they_remember(tmp_path):
     for _, ours in found:
         assert torch.equal(ours["seen"], memory["seen"])
         torch.testing.assert_close(ours["recent"], memory["recent"], equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_remembering_on_a_gpu_waits_for_nothing(no_waiting):
+    rows = rho.Planned(range(100), InfoBatch(), passes=4)
+    losses = torch.rand(100, device="cuda")
+    for _ in range(2):
+        order = torch.tensor(list(rows))
+        rows.remember(order[:1], losses[order[:1].cuda()])  # memory goes where the losses are
+        index, loss_k = order[1:], losses[order[1:].cuda()]
+        with no_waiting():
+            rows.remember(index, loss_k)
+    assert rows.memory.seen.device.type == "cuda"
+    seen = torch.ones(100, dtype=torch.long)
+    seen[order] = 2
+    assert len(order) < 100  # the second pass does without some
+    assert torch.equal(rows.memory.seen.cpu(), seen)
