@@ -211,7 +211,7 @@ def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, mo
     tiny.times = {}
     arms = (
         "rho k=5", "rho k=5, train BN", "annealed, train BN", "rho k=5, recent BN", "rho k=5, fresh",
-        "annealed, fresh rows, both",
+        "annealed, fresh rows, careful",
     )  # fmt: skip
     tiny.measure_times([Cell("clean", arm, 8, 1e-3, 0) for arm in arms], steps=20)
     assert given == [
@@ -223,8 +223,8 @@ def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, mo
         "scoring 8 of 40", "uniform 8 of 8", "scoring 8 of 40, train BN",
         "scoring 8 of 32 by annealed, train BN", "planned 8 of 8 by annealed",
         "scoring 8 of 40, recent BN", "scoring 8 of 40, train BN, fresh",
-        "scoring 8 of 32 by annealed, recent BN, both, rows BN, fresh",
-        "planned 8 of 8 by annealed, recent BN, both",
+        "scoring 8 of 32 by annealed, fresh, careful, rows BN, fresh",
+        "planned 8 of 8 by annealed, fresh, careful",
     ]  # fmt: skip
 
 

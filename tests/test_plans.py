@@ -92,6 +92,16 @@ def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
     assert len(plan(situation(0.85, some_losses())).rows) == 3 * N // 4
 
 
+@pytest.mark.parametrize(("most", "skips"), [(0.3, True), (0.2, False)])
+def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
+    """A quarter is not. Before that is asked, what is learnt is skipped all the same."""
+    plan = Remembered(CHANCE, skip=0.5, most=most)
+    rows = plan(situation(0.5, some_losses())).rows
+    assert [share_of(rows, quarter) for quarter in (2, 3)] == [1, 0]
+    assert (share_of(rows, 0) < 1) is skips
+    assert share_of(plan(situation(0.2, some_losses())).rows, 0) < 1
+
+
 @pytest.mark.parametrize("progress", [0.0, 0.5])
 def test_rows_that_were_never_seen_stay(progress):
     losses, seen = some_losses(), torch.full((N,), 4)

@@ -71,6 +71,11 @@ def _both(chance: float) -> Plan:
     return Remembered(chance, skip=0.5)
 
 
+def _careful(chance: float) -> Plan:
+    """Where more than 15 % of the rows are not learnable, what is not learnt is mostly wrong labels."""
+    return Remembered(chance, skip=0.5, most=0.15)
+
+
 def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
     return Arm(name, "rho", switch=switch, **{"k": 4, "plan": _filter, **options})
 
@@ -105,9 +110,11 @@ ARMS = {
         _annealed("annealed, recent BN, both", batch_norm="recent", plan=_both),
         # Scored with the newest weights: a stale choice corrects what has been corrected already.
         Arm("rho k=5, fresh", "rho", k=5, batch_norm="train", overlap=False),
-        _annealed("annealed, fresh, both", batch_norm="train", overlap=False, plan=_both),
-        _annealed("annealed k=2, fresh, both", k=2, batch_norm="train", overlap=False, plan=_both),
-        _annealed("annealed, fresh rows, both", batch_norm="rows", overlap=False, plan=_both),
+        _annealed("annealed, fresh, careful", batch_norm="train", overlap=False, plan=_careful),
+        _annealed(
+            "annealed k=2, fresh, careful", k=2, batch_norm="train", overlap=False, plan=_careful
+        ),
+        _annealed("annealed, fresh rows, careful", batch_norm="rows", overlap=False, plan=_careful),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, recent BN", part / 100, batch_norm="recent")
@@ -126,6 +133,7 @@ ARMS = {
         ),
         # Both by default: on clean labels it only skips, with wrong ones it filters, too.
         Arm("remembered, both", plan=_both),
+        Arm("remembered, careful", plan=_careful),
         Arm(
             "remembered, skip alone",
             plan=lambda chance: Remembered(chance, filter_from=1.0, skip=0.5),

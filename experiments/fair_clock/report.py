@@ -251,7 +251,8 @@ def planned(plan: Plan) -> str:
             f"rows that were never better than chance are left out from {plan.filter_from:.0%} on{unless}"
         )
     if plan.skip:
-        parts.append(f"{plan.skip:.0%} of what is learnt is skipped")
+        unless = f", unless more than {plan.most:.0%} are left out" if plan.most < 1 else ""
+        parts.append(f"{plan.skip:.0%} of what is learnt is skipped{unless}")
     return ", ".join(parts)
 
 

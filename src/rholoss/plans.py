@@ -64,7 +64,8 @@ class Remembered:
     probability than drawing one by lot would. Some rows of clean data are like that, too, and those are
     worth learning; so nothing is left out unless it is more than the share `least`. *Not yet learnt?* Up to
     the share `skip_until` of the steps, a row whose last loss is below the mean is left out of a pass with
-    probability `skip`.
+    probability `skip`; but not once more than the share `most` of all rows has turned out not to be
+    learnable, for what is not learnt is then mostly wrong labels.
 
     Args:
         chance: the logarithm of the number of classes.
@@ -75,9 +76,10 @@ class Remembered:
     least: float = 0.03
     skip: float = 0.0
     skip_until: float = 0.85
+    most: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("filter_from", "least", "skip", "skip_until"):
+        for name in ("filter_from", "least", "skip", "skip_until", "most"):
             _check_share(name, getattr(self, name))
 
     def __call__(self, situation: Situation) -> Epoch:
@@ -86,9 +88,11 @@ class Remembered:
         known = s.seen > 0
         stays = torch.ones(len(known), dtype=torch.bool)
         hopeless = s.lowest > self.chance
-        if s.progress >= self.filter_from and hopeless.float().mean() > self.least:
+        share = float(hopeless.float().mean()) if s.progress >= self.filter_from else 0.0
+        if share > self.least:
             stays &= ~hopeless
-        if self.skip and s.progress < self.skip_until and (known & stays).any():
+        skips = self.skip and s.progress < self.skip_until and share <= self.most
+        if skips and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
         return Epoch(stays.nonzero().flatten())
