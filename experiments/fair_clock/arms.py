@@ -80,6 +80,8 @@ def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
     return Arm(name, "rho", switch=switch, **{"k": 4, "plan": _filter, **options})
 
 
+_FRESH: dict[str, Any] = {"batch_norm": "train", "overlap": False}  # exact scoring
+
 ARMS = {
     arm.name: arm
     for arm in (
@@ -109,15 +111,13 @@ ARMS = {
         _annealed("annealed, ladder, recent BN", rungs=(1, 3), batch_norm="recent"),
         _annealed("annealed, recent BN, both", batch_norm="recent", plan=_both),
         # Scored with the newest weights: a stale choice corrects what has been corrected already.
-        Arm("rho k=5, fresh", "rho", k=5, batch_norm="train", overlap=False),
-        _annealed("annealed, fresh, careful", batch_norm="train", overlap=False, plan=_careful),
-        _annealed(
-            "annealed k=2, fresh, careful", k=2, batch_norm="train", overlap=False, plan=_careful
-        ),
+        Arm("rho k=5, fresh", "rho", k=5, **_FRESH),
+        _annealed("annealed, fresh, careful", **_FRESH, plan=_careful),
+        _annealed("annealed k=2, fresh, careful", k=2, **_FRESH, plan=_careful),
         _annealed("annealed, fresh rows, careful", batch_norm="rows", overlap=False, plan=_careful),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
-            _annealed(f"annealed {part} %, recent BN", part / 100, batch_norm="recent")
+            _annealed(f"annealed {part} %, fresh", part / 100, **_FRESH, plan=_careful)
             for part in (5, 15, 30)
         ),
         # `annealed` with the switch and the share of highest IL fixed by hand.
