@@ -37,12 +37,14 @@ def test_gradients_are_not_kept():
 def test_it_goes_on_from_a_saved_state():
     one, other = Memory(2, torch.device("cpu")), Memory(2, torch.device("cpu"))
     one.record(torch.tensor([1]), torch.tensor([2.0]))
+    one.notes["bound"] = 0.5
     other.load_state_dict(one.state_dict())
     for memory in (one, other):
         memory.record(torch.tensor([1]), torch.tensor([3.0]))
     assert situation(other).last[1] == 3.0
     assert torch.equal(one.recent.nan_to_num(), other.recent.nan_to_num())
     assert torch.equal(one.seen, other.seen)
+    assert other.notes == {"bound": 0.5}
 
 
 def test_a_memory_of_nothing_is_refused():

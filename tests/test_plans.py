@@ -1,6 +1,7 @@
 """Plans: which rows a pass trains on."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from rholoss.engine import Epoch, InfoBatch, RandomShare, Remembered, Resident, Trainer
 from rholoss.errors import RholossError
 from rholoss.memory import Situation
+from rholoss.plans import wrong_labels
 
 N, CHANCE = 4000, math.log(10)
 
@@ -83,7 +85,7 @@ def test_one_good_look_or_too_few_looks_keep_a_row():
 
 
 def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
-    plan = Remembered(CHANCE, filter_from=0.4, skip=0.5, skip_until=0.85)
+    plan = Remembered(CHANCE, filter_from=0.4, skip=0.5, skip_until=0.85, most=0.3)
     rows = plan(situation(0.5, some_losses())).rows
     assert [share_of(rows, quarter) for quarter in (2, 3)] == [1, 0]
     assert all(
@@ -95,11 +97,70 @@ def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
 @pytest.mark.parametrize(("most", "skips"), [(0.3, True), (0.2, False)])
 def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
     """A quarter is not. Before that is asked, what is learnt is skipped all the same."""
-    plan = Remembered(CHANCE, skip=0.5, most=most)
+    plan = Remembered(CHANCE, filter_from=0.3, skip=0.5, most=most)
     rows = plan(situation(0.5, some_losses())).rows
     assert [share_of(rows, quarter) for quarter in (2, 3)] == [1, 0]
     assert (share_of(rows, 0) < 1) is skips
     assert share_of(plan(situation(0.2, some_losses())).rows, 0) < 1
+
+
+def losses_of_calibrated_model(wrong, seed=0):
+    """Of a model that has learnt all that can be: with so many labels wrong, and no telling which."""
+    generator = torch.Generator().manual_seed(seed)
+    is_wrong = torch.rand(N, generator=generator) < wrong
+    sure = torch.where(is_wrong, wrong / 9, 1 - wrong) if wrong else torch.full((N,), 0.999)
+    noise = torch.randn(N, 4, generator=generator) * 0.2  # from one look to the next
+    return -sure.log()[:, None] * noise.exp(), is_wrong
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.1, 0.4])
+def test_the_share_of_wrong_labels_is_read_from_the_surest_rows(wrong):
+    losses, _ = losses_of_calibrated_model(wrong)
+    assert wrong_labels(losses[:, 0]) == pytest.approx(wrong, abs=0.03)
+
+
+@pytest.mark.parametrize("wrong", [0.1, 0.4])
+def test_what_is_left_out_is_measured(wrong):
+    losses, is_wrong = losses_of_calibrated_model(wrong)
+    assert len(Remembered()(situation(0.49, losses)).rows) == N
+    rows = Remembered()(situation(0.5, losses)).rows
+    stays = torch.zeros(N, dtype=torch.bool).index_fill(0, rows, True)
+    assert (stays & is_wrong).sum() < 0.15 * is_wrong.sum()
+    assert (~stays & ~is_wrong).sum() == 0
+
+
+def test_clean_labels_are_all_kept():
+    losses, _ = losses_of_calibrated_model(0.0)
+    losses[:80] = 6.0  # hard rows, and their labels are right
+    assert len(Remembered()(situation(0.9, losses)).rows) == N
+
+
+def test_it_is_measured_once_since_what_is_left_looks_cleaner():
+    losses, _ = losses_of_calibrated_model(0.4)
+    first = situation(0.5, losses)
+    rows = Remembered()(first).rows
+    losses[rows] /= 10  # surer by far
+    then = replace(situation(0.6, losses), notes=first.notes)
+    assert torch.equal(Remembered()(then).rows, rows)
+    assert len(Remembered()(situation(0.6, losses)).rows) > len(rows)
+
+
+def test_a_model_that_has_not_learnt_the_easy_rows_says_nothing_of_the_labels():
+    losses = torch.full((N, 4), 1.5) + torch.rand(N, 4)
+    assert len(Remembered()(situation(0.9, losses)).rows) == N
+
+
+def test_no_more_is_left_out_than_is_wrong_when_it_is_measured():
+    losses = torch.full((N, 4), 0.1)  # a tenth is wrong, it seems,
+    losses[: N // 2] = 5.0  # but half of the rows are not learnt yet
+    assert len(Remembered()(situation(0.5, losses)).rows) >= 0.9 * N
+
+
+@pytest.mark.parametrize(("wrong", "skips"), [(0.1, True), (0.4, False)])
+def test_nothing_is_skipped_where_many_labels_are_wrong(wrong, skips):
+    losses, _ = losses_of_calibrated_model(wrong)
+    rows = Remembered(skip=0.5)(situation(0.2, losses)).rows
+    assert (len(rows) < 0.7 * N) is skips
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.5])

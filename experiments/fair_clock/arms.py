@@ -60,20 +60,25 @@ LONGEST = 0.3  # share of the steps that an automatic switch may take at most
 
 
 def _filter(chance: float) -> Plan:
-    return Remembered(chance)
+    return Remembered(chance, filter_from=0.3)
 
 
 def _always(chance: float) -> Plan:
-    return Remembered(chance, least=0.0)
+    return Remembered(chance, filter_from=0.3, least=0.0)
 
 
 def _both(chance: float) -> Plan:
-    return Remembered(chance, skip=0.5)
+    return Remembered(chance, filter_from=0.3, skip=0.5, most=1.0)
 
 
 def _careful(chance: float) -> Plan:
     """Where more than 15 % of the rows are not learnable, what is not learnt is mostly wrong labels."""
-    return Remembered(chance, skip=0.5, most=0.15)
+    return Remembered(chance, filter_from=0.3, skip=0.5, most=0.15)
+
+
+def _measured(chance: float) -> Plan:
+    """The share of wrong labels is measured, and the bound by it; no number of classes is needed."""
+    return Remembered(skip=0.5)
 
 
 def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
@@ -115,6 +120,7 @@ ARMS = {
         _annealed("annealed, fresh, careful", **_FRESH, plan=_careful),
         _annealed("annealed k=2, fresh, careful", k=2, **_FRESH, plan=_careful),
         _annealed("annealed, fresh rows, careful", batch_norm="rows", overlap=False, plan=_careful),
+        _annealed("annealed, measured", batch_norm="recent", overlap=False, plan=_measured),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, fresh", part / 100, **_FRESH, plan=_careful)
@@ -129,14 +135,15 @@ ARMS = {
         Arm("remembered, always", plan=_always),
         Arm(
             "remembered, skip",
-            plan=lambda chance: Remembered(chance, filter_from=0.4, skip=0.5, least=0.0),
+            plan=lambda chance: Remembered(chance, filter_from=0.4, skip=0.5, least=0.0, most=1.0),
         ),
         # Both by default: on clean labels it only skips, with wrong ones it filters, too.
         Arm("remembered, both", plan=_both),
         Arm("remembered, careful", plan=_careful),
+        Arm("remembered, measured", plan=_measured),
         Arm(
             "remembered, skip alone",
-            plan=lambda chance: Remembered(chance, filter_from=1.0, skip=0.5),
+            plan=lambda chance: Remembered(chance, filter_from=1.0, skip=0.5, most=1.0),
         ),
     )
 }

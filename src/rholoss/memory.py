@@ -7,7 +7,7 @@ pass, and before a row is learnt by heart they say what a holdout model would: i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class Memory:
             raise RholossError(f"`depth` must be at least 1, but is {depth}.")
         self.recent = torch.full((size, depth), torch.nan, device=device)  # a ring for each id
         self.seen = torch.zeros(size, dtype=torch.long, device=device)
+        self.notes: dict[str, float] = {}  # a plan's own
 
     def record(self, index: Tensor, loss_k: Tensor) -> None:
         """Note the losses of rows that are trained on. Runs inside a captured step."""
@@ -33,12 +34,13 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered."""
-        return {"recent": self.recent.cpu(), "seen": self.seen.cpu()}
+        return {"recent": self.recent.cpu(), "seen": self.seen.cpu(), "notes": dict(self.notes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what was saved."""
         self.recent.copy_(state["recent"])
         self.seen.copy_(state["seen"])
+        self.notes = dict(state.get("notes", {}))
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Situation:
     recent: Tensor  # [N, depth], its last losses in no order; NaN where there is none yet
     irreducible: Tensor | None  # [N]
     generator: Generator
+    notes: dict[str, float] = field(default_factory=dict)  # written by the plan for its next passes
 
     @property
     def last(self) -> Tensor:

@@ -84,7 +84,8 @@ class Planned(Sampler[int]):
             self._put_together()
         seen, recent = self.memory.seen.cpu(), self.memory.recent.cpu()
         generator = step_generator(self.seed, EPOCHS + self.begun)
-        epoch = self.plan(Situation(self.begun / self.passes, seen, recent, None, generator))
+        progress, notes = self.begun / self.passes, self.memory.notes
+        epoch = self.plan(Situation(progress, seen, recent, None, generator, notes))
         check_epoch(epoch, len(seen))
         order = epoch.rows[torch.randperm(len(epoch.rows), generator=generator)]
         rank = distributed.place()[0]

@@ -5,9 +5,11 @@ A plan costs no forward pass. It sees the losses that training itself has measur
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from rholoss.errors import RholossError
 from rholoss.memory import Epoch, Situation
@@ -55,28 +57,50 @@ class InfoBatch:
         return Epoch(everything[stays], weight)
 
 
+UNSURE = 0.5  # doubt of so much says that nothing is learnt yet, not that labels are wrong
+
+
+def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
+    """Share of wrong labels, from the losses of rows as training saw them last; 0 if there are none.
+
+    With one label in ten wrong, and no telling which, the best that a model can do is to give the label of
+    an easy row nine tenths. So one minus the probability that it gives to the labels of its surest rows
+    (the last of the share `surest` of them) is the share that is wrong. Too high as long as the model has
+    not learnt the easy rows, too low once it knows labels by heart.
+    """
+    if not len(loss_N):
+        return 0.0
+    kth = max(1, round(surest * len(loss_N)))
+    return 1 - math.exp(-float(loss_N.kthvalue(kth).values))
+
+
 @dataclass(frozen=True)
 class Remembered:
     """RHO-LOSS's questions, answered from the losses that training itself has seen.
 
-    *Learnable?* From the share `filter_from` of the steps on, a row is left out if none of its last losses
-    was below `chance`: the model, which has not yet learnt it by heart, never gave its label more
-    probability than drawing one by lot would. Some rows of clean data are like that, too, and those are
-    worth learning; so nothing is left out unless it is more than the share `least`. *Not yet learnt?* Up to
-    the share `skip_until` of the steps, a row whose last loss is below the mean is left out of a pass with
-    probability `skip`; but not once more than the share `most` of all rows has turned out not to be
-    learnable, for what is not learnt is then mostly wrong labels.
+    *Learnable?* From the share `filter_from` of the steps on, a row is left out if all of its last losses
+    were above a bound. The bound is measured: a model cannot be surer of its surest rows than the labels
+    are right, so how sure it is tells the share of wrong labels (`wrong_labels`), and a label that never
+    had more probability than that share is taken for one of them. It is measured once, since what is left
+    afterwards looks cleaner; at most that share of the rows is above it then. *Not yet learnt?* Up to the
+    share `skip_until` of the steps, a row whose last loss is below the mean is left out of a pass with
+    probability `skip`; but not where more than the share `most` of the labels is wrong, for what is not
+    learnt is then mostly wrong.
 
     Args:
-        chance: the logarithm of the number of classes.
+        chance: bound that is not measured: the logarithm of the number of classes, for rows whose label
+            never had more probability than drawing one by lot would give it. Their share then stands for
+            that of wrong labels.
+        least: nothing is left out unless more labels than this are wrong: rows that are hard and right
+            are worth learning.
     """
 
-    chance: float
-    filter_from: float = 0.3
+    chance: float | None = None
+    filter_from: float = 0.5
     least: float = 0.03
     skip: float = 0.0
     skip_until: float = 0.85
-    most: float = 1.0
+    most: float = 0.2
 
     def __post_init__(self) -> None:
         for name in ("filter_from", "least", "skip", "skip_until", "most"):
@@ -87,15 +111,29 @@ class Remembered:
         s = situation
         known = s.seen > 0
         stays = torch.ones(len(known), dtype=torch.bool)
-        hopeless = s.lowest > self.chance
-        share = float(hopeless.float().mean()) if s.progress >= self.filter_from else 0.0
-        if share > self.least:
-            stays &= ~hopeless
-        skips = self.skip and s.progress < self.skip_until and share <= self.most
+        wrong, bound = self._measured(s) if self.chance is None else self._by_chance(s, self.chance)
+        if s.progress >= self.filter_from and wrong > self.least:
+            stays &= s.lowest <= bound
+        skips = self.skip and s.progress < self.skip_until and wrong <= self.most
         if skips and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
         return Epoch(stays.nonzero().flatten())
+
+    def _by_chance(self, s: Situation, chance: float) -> tuple[float, float]:
+        asked = s.progress >= self.filter_from
+        return (float((s.lowest > chance).float().mean()) if asked else 0.0), chance
+
+    def _measured(self, s: Situation) -> tuple[float, float]:
+        if "bound" in s.notes:
+            return s.notes["wrong"], s.notes["bound"]
+        wrong = wrong_labels(s.last[s.seen > 0])
+        if s.progress < self.filter_from or not self.least < wrong < UNSURE:
+            return wrong, math.inf
+        highest = s.lowest.sort(descending=True).values
+        bound = max(-math.log(wrong), float(highest[round(wrong * len(highest))]))
+        s.notes.update(wrong=wrong, bound=bound)
+        return wrong, bound
 
 
 def _check_share(name: str, value: float) -> None:

@@ -116,7 +116,8 @@ class Rows:
         assert self.memory is not None
         ids = self.data.ids
         seen, recent = self.memory.seen[ids].cpu(), self.memory.recent[ids].cpu()
-        epoch = plan(Situation(progress, seen, recent, self._irreducible, generator))
+        notes = self.memory.notes
+        epoch = plan(Situation(progress, seen, recent, self._irreducible, generator, notes))
         check_epoch(epoch, len(ids))
         weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight)
         return epoch.rows.cpu()
