@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -243,6 +244,17 @@ def test_a_tiny_race_is_run_and_written(tiny, tmp_path):
     assert lines["annealed"]["scored"] > 0
     assert lines["uniform"]["scored"] == 0
     assert done([out]) == {cell.key() for cell in cells}
+
+
+def test_a_line_tells_what_the_share_of_wrong_labels_was_taken_for(tiny):
+    tiny.times |= {"planned 8 of 8 by annealed, measured": 1.0}
+    cell = Cell("noise 10 %", "remembered, measured", 8, 1e-3, 0, budget=0.002)
+    running = racing.Running(tiny, cell)
+    running.trainer.rows.memory.notes.update(wrong=0.25, bound=1.4)
+    while not running.finished:
+        running.advance()
+    assert running.record()["wrong"] == 0.25
+    assert racing.Running(tiny, replace(cell, arm="uniform")).record()["wrong"] is None
 
 
 def test_an_early_irreducible_loss_model_is_fitted_apart(tiny, tmp_path):

@@ -42,6 +42,19 @@ def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
+def test_curves_are_those_of_the_arms_in_the_tables(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "experiments.fair_clock.report.draw_curves", lambda *given: drawn.append(given[2])
+    )
+    lines = [line("uniform", split="final"), line("InfoBatch", split="final"), line("annealed")]
+    lines.append(line("rho k=5", split="final", budget=60.0))  # of another race
+    out = tmp_path / "runs.jsonl"
+    out.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    write(out)
+    assert drawn == [["uniform", "InfoBatch"]]
+
+
 def test_the_rho_type_arm_that_stands_for_them_is_chosen_by_tuning_alone():
     sets = LABELS["cifar10"]
     lines = [line("uniform", 99, labels=labels) for labels in sets]
@@ -123,3 +136,8 @@ def test_the_page_says_what_its_arms_do():
     assert told["loss k=2"].startswith("training loss chooses one of 2 to the end")
     assert told["random half"] == "a fresh random 50 % of the rows each pass"
     assert told["remembered, skip alone"] == "50 % of what is learnt is skipped"
+    assert told["remembered, measured"] == (
+        "rows whose label never had more probability than the share of wrong labels, which is measured, are "
+        "left out from 50 % on, if they are more than 3 %, 50 % of what is learnt is skipped, unless more "
+        "than 20 % of the labels are wrong"
+    )

@@ -73,8 +73,8 @@ def test_what_is_never_better_than_chance_is_left_out_from_some_time_on():
 def test_a_few_hard_rows_are_no_noise():
     losses = torch.ones(N, 4)
     losses[:100] = 4.0  # 2.5 %
-    assert len(Remembered(CHANCE)(situation(0.5, losses)).rows) == N
-    assert len(Remembered(CHANCE, least=0.02)(situation(0.5, losses)).rows) == N - 100
+    assert len(Remembered(CHANCE, False)(situation(0.5, losses)).rows) == N
+    assert len(Remembered(CHANCE, False, least=0.02)(situation(0.5, losses)).rows) == N - 100
 
 
 def test_one_good_look_or_too_few_looks_keep_a_row():
@@ -97,7 +97,7 @@ def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
 @pytest.mark.parametrize(("most", "skips"), [(0.3, True), (0.2, False)])
 def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
     """A quarter is not. Before that is asked, what is learnt is skipped all the same."""
-    plan = Remembered(CHANCE, filter_from=0.3, skip=0.5, most=most)
+    plan = Remembered(CHANCE, False, filter_from=0.3, skip=0.5, most=most)
     rows = plan(situation(0.5, some_losses())).rows
     assert [share_of(rows, quarter) for quarter in (2, 3)] == [1, 0]
     assert (share_of(rows, 0) < 1) is skips
@@ -127,6 +127,31 @@ def test_what_is_left_out_is_measured(wrong):
     stays = torch.zeros(N, dtype=torch.bool).index_fill(0, rows, True)
     assert (stays & is_wrong).sum() < 0.15 * is_wrong.sum()
     assert (~stays & ~is_wrong).sum() == 0
+
+
+def test_where_labels_are_known_by_heart_chance_still_tells_the_wrong_ones():
+    """A model that has learnt each row by itself is sure of the easy ones, whatever the others say."""
+    losses = torch.full((N, 4), 0.001)
+    losses[: N // 10] = 4.0
+    assert len(Remembered()(situation(0.5, losses)).rows) == N
+    assert len(Remembered(CHANCE)(situation(0.5, losses)).rows) == 0.9 * N
+
+
+def test_where_nothing_is_sure_chance_still_tells_the_wrong_ones():
+    losses = torch.full((N, 4), 1.5)
+    losses[: N // 10] = 4.0
+    assert len(Remembered(CHANCE)(situation(0.5, losses)).rows) == 0.9 * N
+
+
+def test_more_is_left_out_than_chance_tells_if_the_surest_rows_say_so():
+    losses, is_wrong = losses_of_calibrated_model(0.4)
+    losses[is_wrong] = 1.4 + torch.rand(int(is_wrong.sum()), 1)  # systematic: more than chance
+    losses = losses.clamp(max=2.2)
+    by_chance, measured = (
+        len(Remembered(CHANCE, way)(situation(0.5, losses)).rows) for way in (False, True)
+    )
+    assert by_chance == N
+    assert N - is_wrong.sum() <= measured < 0.66 * N
 
 
 def test_clean_labels_are_all_kept():
@@ -177,6 +202,7 @@ def test_rows_that_were_never_seen_stay(progress):
         (lambda: RandomShare(1.5), "`share` must be in"),
         (lambda: InfoBatch(1.0), "`prune` must be in"),
         (lambda: Remembered(CHANCE, skip=-0.1), "`skip` must be in"),
+        (lambda: Remembered(measured=False), "`chance` must be given"),
     ],
 )
 def test_a_share_that_is_none_is_refused(make, says):

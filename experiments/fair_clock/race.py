@@ -274,6 +274,7 @@ class Running:
             "scored": trainer.ledger.scored,
             "trained": trainer.ledger.trained,
             "left_out": self._left_out(),
+            "wrong": trainer.rows.memory.notes.get("wrong") if trainer.rows.memory else None,
             "il_seconds": round(self.il_seconds, 3) if self.arm.needs_il else None,
             "il_recipe": il_recipe(self.cell) if self.arm.needs_il else None,
             "step_ms": {key: round(value, 4) for key, value in self.race.times.items()},

@@ -98,9 +98,9 @@ def tuning(lines: Sequence[Line]) -> list[str]:
     return rows
 
 
-def draw_curves(lines: Sequence[Line], path: Path) -> Path | None:
-    """Accuracy over seconds on the 5,000, one panel a label set: each arm's best tuning run."""
-    with_curve = [line for line in lines if line.get("curve")]
+def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path | None:
+    """Accuracy over seconds on the 5,000, one panel a label set: the best tuning run of each of the arms."""
+    with_curve = [line for line in lines if line.get("curve") and line["arm"] in arms]
     if not with_curve:
         return None
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def draw_curves(lines: Sequence[Line], path: Path) -> Path | None:
     shown = [name for name in ALL_LABELS if any(line["labels"] == name for line in with_curve)]
     figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        for arm in ARMS:
+        for arm in arms:
             ours = [line for line in with_curve if line["labels"] == name and line["arm"] == arm]
             if ours:
                 best = max(ours, key=lambda line: line["accuracy"])
@@ -247,11 +247,15 @@ def planned(plan: Plan) -> str:
     parts = []
     if plan.filter_from < 1:
         unless = f", if they are more than {plan.least:.0%}" if plan.least else ""
-        parts.append(
-            f"rows that were never better than chance are left out from {plan.filter_from:.0%} on{unless}"
+        which = (
+            "rows whose label never had more probability than the share of wrong labels, which is measured,"
+            if plan.measured
+            else "rows that were never better than chance"
         )
+        parts.append(f"{which} are left out from {plan.filter_from:.0%} on{unless}")
     if plan.skip:
-        unless = f", unless more than {plan.most:.0%} are left out" if plan.most < 1 else ""
+        wrong = "of the labels are wrong" if plan.measured else "are left out"
+        unless = f", unless more than {plan.most:.0%} {wrong}" if plan.most < 1 else ""
         parts.append(f"{plan.skip:.0%} of what is learnt is skipped{unless}")
     return ", ".join(parts)
 
@@ -320,7 +324,11 @@ def write(out: Path) -> Path:
     tune = [line for line in lines if line["split"] == "tune"]
     target = out.parent / "README.md"
     plain = [line for line in tune if _plain(Cell.of(line))]
-    text = page(lines, draw_curves(plain, out.parent / "curves.png"))
+    finals = {line["arm"] for line in lines if line["split"] == "final" and _plain(Cell.of(line))}
+    arms = [
+        name for name in ARMS if name in finals
+    ]  # what the tables show; all others crowd the plot
+    text = page(lines, draw_curves(plain, out.parent / "curves.png", arms))
     temporary = target.with_suffix(".part")
     temporary.write_text(text)
     return temporary.replace(target)

@@ -119,7 +119,7 @@ class Fair:
                 "overlap": True,
             }
         if cell.method == "remembered":
-            arm["plan"] = Remembered(math.log(task.classes), filter_from=0.3)
+            arm["plan"] = Remembered(math.log(task.classes), False, filter_from=0.3)
         if cell.method in ("annealed", "filtered"):
             arm["schedule"] = rho.annealed(steps, switch=scoring_share(cell.method), drop=DROP)
         return Trainer(

@@ -79,23 +79,22 @@ class Remembered:
     """RHO-LOSS's questions, answered from the losses that training itself has seen.
 
     *Learnable?* From the share `filter_from` of the steps on, a row is left out if all of its last losses
-    were above a bound. The bound is measured: a model cannot be surer of its surest rows than the labels
-    are right, so how sure it is tells the share of wrong labels (`wrong_labels`), and a label that never
-    had more probability than that share is taken for one of them. It is measured once, since what is left
-    afterwards looks cleaner; at most that share of the rows is above it then. *Not yet learnt?* Up to the
-    share `skip_until` of the steps, a row whose last loss is below the mean is left out of a pass with
-    probability `skip`; but not where more than the share `most` of the labels is wrong, for what is not
-    learnt is then mostly wrong.
+    were above a bound. The bound is measured: how sure the model is of its surest rows tells the share of
+    wrong labels (`wrong_labels`), and a label that never had more probability than that share is taken for
+    one of them. If more rows were never better than `chance`, those are left out. It is measured once,
+    since what is left afterwards looks cleaner. *Not yet learnt?* Up to the share `skip_until` of the
+    steps, a row whose last loss is below the mean is left out of a pass with probability `skip`; but not
+    where more than the share `most` of the labels is wrong, for what is not learnt is then mostly wrong.
 
     Args:
-        chance: bound that is not measured: the logarithm of the number of classes, for rows whose label
-            never had more probability than drawing one by lot would give it. Their share then stands for
-            that of wrong labels.
-        least: nothing is left out unless more labels than this are wrong: rows that are hard and right
-            are worth learning.
+        chance: the logarithm of the number of classes; None: the bound is what is measured alone.
+        measured: False: the bound is `chance` alone.
+        least: nothing is left out unless more than this share is wrong: rows that are hard and right are
+            worth learning.
     """
 
     chance: float | None = None
+    measured: bool = True
     filter_from: float = 0.5
     least: float = 0.03
     skip: float = 0.0
@@ -105,35 +104,45 @@ class Remembered:
     def __post_init__(self) -> None:
         for name in ("filter_from", "least", "skip", "skip_until", "most"):
             _check_share(name, getattr(self, name))
+        if self.chance is None and not self.measured:
+            raise RholossError(
+                "`chance` must be given if `measured` is False; else there is no bound."
+            )
 
     def __call__(self, situation: Situation) -> Epoch:
         """The rows that are worth a step."""
         s = situation
         known = s.seen > 0
-        stays = torch.ones(len(known), dtype=torch.bool)
-        wrong, bound = self._measured(s) if self.chance is None else self._by_chance(s, self.chance)
-        if s.progress >= self.filter_from and wrong > self.least:
-            stays &= s.lowest <= bound
+        wrong, bound = self._measured(s) if self.measured else self._by_chance(s)
+        stays = s.lowest <= bound
         skips = self.skip and s.progress < self.skip_until and wrong <= self.most
         if skips and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
         return Epoch(stays.nonzero().flatten())
 
-    def _by_chance(self, s: Situation, chance: float) -> tuple[float, float]:
-        asked = s.progress >= self.filter_from
-        return (float((s.lowest > chance).float().mean()) if asked else 0.0), chance
-
     def _measured(self, s: Situation) -> tuple[float, float]:
+        """The share of wrong labels, and the bound: once one is found, it stays."""
         if "bound" in s.notes:
             return s.notes["wrong"], s.notes["bound"]
-        wrong = wrong_labels(s.last[s.seen > 0])
-        if s.progress < self.filter_from or not self.least < wrong < UNSURE:
-            return wrong, math.inf
-        highest = s.lowest.sort(descending=True).values
-        bound = max(-math.log(wrong), float(highest[round(wrong * len(highest))]))
+        doubt = wrong_labels(s.last[s.seen > 0])
+        believed = doubt if doubt < UNSURE else 0.0
+        hopeless, chance = self._by_chance(s)
+        wrong = max(believed, hopeless)
+        if s.progress < self.filter_from or wrong <= self.least:
+            return doubt, math.inf
+        bound = min(chance, -math.log(believed) if believed else math.inf)
+        highest = s.lowest.sort(descending=True).values  # no more is above the bound than is wrong
+        bound = max(bound, float(highest[round(wrong * len(highest))]))
         s.notes.update(wrong=wrong, bound=bound)
         return wrong, bound
+
+    def _by_chance(self, s: Situation) -> tuple[float, float]:
+        """The same by rows that were never better than chance; it may change from pass to pass."""
+        if self.chance is None or s.progress < self.filter_from:
+            return 0.0, math.inf
+        hopeless = float((s.lowest > self.chance).float().mean())
+        return hopeless, self.chance if hopeless > self.least else math.inf
 
 
 def _check_share(name: str, value: float) -> None:
