@@ -42,6 +42,19 @@ def test_wrong_labels_are_left_out_of_a_plain_loop():
     assert out[wrong].float().mean() > 0.7
 
 
+def test_what_a_plan_notes_is_there_in_the_next_pass_and_after_a_resume():
+    def counting(s):
+        s.notes["passes"] = s.notes.get("passes", 0) + 1
+        return Epoch(torch.arange(len(s.seen)))
+
+    rows = rho.Planned(range(8), counting, passes=4)
+    list(rows), list(rows)
+    resumed = rho.Planned(range(8), counting, passes=4)
+    resumed.load_state_dict(rows.state_dict())
+    list(resumed)
+    assert (rows.memory.notes, resumed.memory.notes) == ({"passes": 2}, {"passes": 3})
+
+
 @pytest.mark.parametrize("plan", [lambda s: Epoch(torch.arange(len(s.seen))), InfoBatch(prune=0.5)])
 def test_remember_gives_the_loss_to_call_backward_on(plan):
     rows = rho.Planned(range(8), plan, passes=4)
