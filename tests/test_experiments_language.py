@@ -107,12 +107,15 @@ def test_the_paper_has_its_methods_and_the_fair_protocol_both_ways_to_count():
     found = list(cells.paper(["cola"], [0, 1]))
     assert len(found) == len(set(found)) == 2 * 8
     timed = list(cells.fair(["cola"], [0], 40.0))
-    assert len(timed) == len({cell.key() for cell in timed}) == 13
+    assert len(timed) == len({cell.key() for cell in timed}) == 19
     counted = {(cell.method, cell.il_counts) for cell in timed}
     both = {
-        (method, counts) for method in ("rho", "annealed", "filtered") for counts in (True, False)
+        (method, counts)
+        for method in ("rho", "annealed", "filtered", "annealed_fresh")
+        for counts in (True, False)
     }
-    assert counted == {(name, False) for name in ("uniform", "random_half", "remembered")} | both
+    unscored = ("uniform", "random_half", "remembered", "measured")
+    assert counted == {(name, False) for name in unscored} | both
 
 
 def test_matthews_correlation():

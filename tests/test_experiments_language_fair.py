@@ -10,6 +10,7 @@ from fixtures_language import write_bundle
 from experiments import processes, records
 from experiments.language import cells, tasks
 from rholoss.engine import Remembered
+from rholoss.engine.overlap import OverlappedStep
 
 pytest.importorskip("transformers", reason="pip install 'rholoss[hf]'")
 
@@ -84,6 +85,14 @@ def test_arms_train_on_what_they_should(runs):
     trainer, ids = chosen("remembered")
     assert trainer.ledger.scored == 0
     assert trainer.rows.plan == Remembered(math.log(2), False, filter_from=0.3)
+    trainer, ids = chosen("measured")
+    assert (trainer.ledger.scored, trainer.rows.plan) == (0, Remembered(math.log(2)))
+    trainer, ids = chosen("annealed_fresh")
+    assert (trainer.ledger.scored, trainer.rows.plan) == (3 * 320, Remembered(math.log(2)))
+    assert not isinstance(trainer.body, OverlappedStep)
+    assert loss[ids[3:].flatten()].max() > loss.quantile(
+        0.9
+    )  # what is left out is not told by these
     trainer, ids = chosen("filtered")
     assert trainer.ledger.scored == 0
     assert loss[ids.flatten()].max() <= loss.quantile(0.9)
@@ -110,7 +119,7 @@ def test_arms_on_all_rows_hold_nothing_out(runs):
 
 
 def test_seconds_become_steps(runs, monkeypatch):
-    pace = {"uniform": 0.01, "rho": 0.03, "remembered": 0.0125}
+    pace = {"uniform": 0.01, "rho": 0.03, "remembered": 0.0125, "annealed_fresh": 0.04}
     runs.pace = {"sst2 uniform": 5.0} | {f"cola {kind}": value for kind, value in pace.items()}
     runs.irreducible(COLA, "half").meta["seconds"] = 0.4
     trained = []
@@ -121,12 +130,13 @@ def test_seconds_become_steps(runs, monkeypatch):
     )
     monkeypatch.setattr(fair.Trainer, "train", lambda self, steps: None)
     arms = [cell("uniform"), cell("random_half"), cell("rho"), cell("rho", il_counts=True)]
-    for arm in [*arms, cell("annealed"), cell("filtered", il_counts=True), cell("remembered")]:
+    arms += [cell("annealed"), cell("filtered", il_counts=True), cell("remembered")]
+    for arm in [*arms, cell("measured"), cell("annealed_fresh")]:
         record = runs.run(arm)
-        assert record["step_ms"] == {"uniform": 10.0, "rho": 30.0, "remembered": 12.5}
+        assert record["step_ms"] == {name: 1000 * value for name, value in pace.items()}
     assert trained == [
         ("uniform", 100), ("random_half", 100), ("rho", 33), ("rho", 20), ("annealed", 62),
-        ("filtered", 60), ("remembered", 80),
+        ("filtered", 60), ("remembered", 80), ("measured", 80), ("annealed_fresh", 48),
     ]  # fmt: skip
 
 
@@ -166,9 +176,9 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     out, store = tmp_path / "runs.jsonl", tmp_path / "il"
     words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 --tasks cola"
     command.main([*words.split(), "--budget", "0.3", "--side-by-side", "2"])
-    assert events == ["uniform", "rho", "remembered", "process", "process"]
+    assert events == ["uniform", "rho", "remembered", "annealed_fresh", "process", "process"]
     lines = list(records.read(out))
-    assert len(lines) == 13
+    assert len(lines) == 19
     for line in lines:
         counted = line["il_seconds"] if line["cell"]["il_counts"] else 0.0
         assert line["steps"] == max(0, int((0.3 - counted) / line["seconds_a_step"]))

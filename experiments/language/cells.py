@@ -9,8 +9,11 @@ from typing import Any
 from experiments.language.tasks import TASKS
 
 PAPER_METHODS = ("uniform", "loss", "grad_norm", "grad_norm_is", "svp", "negative_il", "rho")
-FAIR_METHODS = ("uniform", "random_half", "rho", "annealed", "filtered", "remembered")
-ON_ALL_ROWS = ("uniform", "annealed", "remembered")
+FRESH = "annealed_fresh"  # scored with the newest weights; then what is measured to be wrong is left out
+FAIR_METHODS = (
+    "uniform", "random_half", "rho", "annealed", "filtered", "remembered", "measured", FRESH,
+)  # fmt: skip
+ON_ALL_ROWS = ("uniform", "annealed", "remembered", "measured", FRESH)
 UNSCORED = ("uniform", "svp")
 CANDIDATES, KEEP = 320, 0.1  # n_B, and n_b = 32
 SWITCH, DROP = 0.3, 0.1  # annealed: RHO-LOSS at first, then uniform without the highest IL
@@ -39,7 +42,7 @@ class Cell:
     @property
     def needs_il(self) -> bool:
         """Whether something of the irreducible-loss model is read: its losses, or itself as a proxy."""
-        return self.method in ("rho", "negative_il", "annealed", "filtered", "svp")
+        return self.method in ("rho", "negative_il", "annealed", "filtered", "svp", FRESH)
 
 
 def paper(tasks: list[str], seeds: list[int], epochs: int = 0) -> Iterator[Cell]:
@@ -74,7 +77,7 @@ def cell_of(record: dict[str, Any]) -> Cell:
 
 def scoring_share(method: str) -> float:
     """Of the steps of a fair run: how many of them score candidates."""
-    return {"rho": 1.0, "annealed": SWITCH}.get(method, 0.0)
+    return {"rho": 1.0, "annealed": SWITCH, FRESH: SWITCH}.get(method, 0.0)
 
 
 def known_tasks() -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, DROP, KEEP, Cell, scoring_share
+from experiments.language.cells import CANDIDATES, DROP, FRESH, KEEP, SWITCH, Cell, scoring_share
 from experiments.language.tasks import TASKS, Task, Texts
 from experiments.language.train import IL_BATCH, Bench, adamw, evaluate
 from rholoss.engine import Remembered, Resident, Trainer, fit_resident, one_cycle
@@ -116,10 +116,14 @@ class Fair:
             arm = {
                 "method": "rho",
                 "irreducible": self.irreducible(task, cell.rows),
-                "overlap": True,
+                "overlap": cell.method != FRESH,
             }
         if cell.method == "remembered":
             arm["plan"] = Remembered(math.log(task.classes), False, filter_from=0.3)
+        if cell.method in ("measured", FRESH):
+            arm["plan"] = Remembered(math.log(task.classes))
+        if cell.method == FRESH:
+            arm["schedule"] = rho.annealed(steps, switch=SWITCH, drop=0.0)
         if cell.method in ("annealed", "filtered"):
             arm["schedule"] = rho.annealed(steps, switch=scoring_share(cell.method), drop=DROP)
         return Trainer(
@@ -143,9 +147,13 @@ class Fair:
 
     def seconds_a_step(self, cell: Cell) -> float:
         """Mean over a run. A step that does not score is uniform's, but for remembering its losses."""
-        kind = "remembered" if cell.method == "remembered" else "uniform"
-        plain, share = self._seconds(cell.task, kind), scoring_share(cell.method)
-        return share * self._seconds(cell.task, "rho") + (1 - share) * plain if share else plain
+        remembers = cell.method in ("remembered", "measured", FRESH)
+        plain = self._seconds(cell.task, "remembered" if remembers else "uniform")
+        share = scoring_share(cell.method)
+        if not share:
+            return plain
+        scoring = self._seconds(cell.task, FRESH if cell.method == FRESH else "rho")
+        return share * scoring + (1 - share) * plain
 
     def _seconds(self, task: str, method: str) -> float:
         known = f"{task} {method}"

@@ -19,7 +19,8 @@ TITLES = {
     "uniform": "uniform", "loss": "training loss", "grad_norm": "gradient norm",
     "grad_norm_is": "gradient norm IS", "svp": "SVP", "negative_il": "negative IL", "rho": "RHO-LOSS",
     "annealed": "annealed RHO-LOSS", "random_half": "random half", "filtered": "uniform minus IL 10 %",
-    "remembered": "remembered losses",
+    "remembered": "remembered losses", "measured": "remembered losses, measured",
+    "annealed_fresh": "annealed RHO-LOSS, fresh, measured",
 }  # fmt: skip
 # Table 2 of the paper (ALBERT v2): epochs to the two targets, NR where never reached, final accuracy.
 PAPER: dict[str, dict[str, tuple[str, str, str]]] = {
