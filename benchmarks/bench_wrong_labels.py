@@ -48,7 +48,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "all rows": lambda: RandomShare(1.0),
     "never better than chance": lambda: rho.Remembered(CHANCE, measured=False),
     "measured": lambda: rho.Remembered(),
-    "measured, at least chance": lambda: rho.Remembered(CHANCE),
+    "measured, with chance": lambda: rho.Remembered(CHANCE),
 }
 
 

@@ -137,6 +137,43 @@ def test_where_labels_are_known_by_heart_chance_still_tells_the_wrong_ones():
     assert len(Remembered(CHANCE)(situation(0.5, losses)).rows) == 0.9 * N
 
 
+def passes_with(plan, shares, progress=0.3):
+    """How many rows are left in passes in which so many were never better than chance."""
+    notes, left = {}, []
+    for share in shares:
+        losses = torch.full((N, 4), 0.001)
+        losses[: round(share * N)] = 4.0
+        left.append(len(plan(replace(situation(progress, losses), notes=notes)).rows))
+    return left
+
+
+def test_labels_that_are_being_learnt_by_heart_are_left_out_at_once():
+    assert passes_with(Remembered(CHANCE), [0.08, 0.09, 0.08]) == [N, N, 0.92 * N]
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [0.08, 0.07, 0.06, 0.05],  # hard rows of clean data become fewer from the first
+        [0.08, 0.09, 0.10],
+        [0.08, 0.09, 0.0895],  # level
+        [0.01, 0.02, 0.01],  # fewer than `least`
+    ],
+)
+def test_other_changes_leave_nothing_out_before_its_time(shares):
+    assert passes_with(Remembered(CHANCE), shares) == [N] * len(shares)
+
+
+def test_rows_that_are_not_known_yet_say_nothing_of_learning_by_heart():
+    notes = {}
+    for known in (0.5, 0.8):  # in the second pass more is known to be never better than chance
+        losses = torch.full((N, 4), 0.001)
+        losses[: round(0.1 * known * N)] = 4.0
+        losses[round(known * N) :, 0] = torch.nan
+        Remembered(CHANCE)(replace(situation(0.3, losses), notes=notes))
+    assert not notes
+
+
 def test_where_nothing_is_sure_chance_still_tells_the_wrong_ones():
     losses = torch.full((N, 4), 1.5)
     losses[: N // 10] = 4.0

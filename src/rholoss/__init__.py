@@ -11,7 +11,7 @@ from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.methods import METHODS, boltzmann
 from rholoss.planned import Planned
-from rholoss.plans import Remembered
+from rholoss.plans import Remembered, wrong_labels
 from rholoss.schedules import annealed, constant, warm_up, window
 from rholoss.scoring import Scorer
 from rholoss.selector import Selector
@@ -45,4 +45,5 @@ __all__ = [
     "score_irreducible",
     "warm_up",
     "window",
+    "wrong_labels",
 ]

@@ -66,6 +66,11 @@ class Planned(Sampler[int]):
         """Rows of the pass that was begun last, on this rank; all of them before the first."""
         return self._num
 
+    @property
+    def wrong(self) -> float | None:
+        """Share of wrong labels that the plan has found; None as long as it has not, or none to speak of."""
+        return self.memory.notes.get("wrong")
+
     def remember(self, index: Any, loss_k: Tensor) -> Tensor:
         """Keep the losses of these rows, as training sees them; returns their mean for `backward`."""
         row_k = self._rows(index)

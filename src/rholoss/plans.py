@@ -58,6 +58,8 @@ class InfoBatch:
 
 
 UNSURE = 0.5  # doubt of so much says that nothing is learnt yet, not that labels are wrong
+CHANGE = 0.01  # of a share, below which it is level
+MOST_KNOWN = 0.9  # of the rows, before a change of theirs says something
 
 
 def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
@@ -82,9 +84,12 @@ class Remembered:
     were above a bound. The bound is measured: how sure the model is of its surest rows tells the share of
     wrong labels (`wrong_labels`), and a label that never had more probability than that share is taken for
     one of them. If more rows were never better than `chance`, those are left out. It is measured once,
-    since what is left afterwards looks cleaner. *Not yet learnt?* Up to the share `skip_until` of the
-    steps, a row whose last loss is below the mean is left out of a pass with probability `skip`; but not
-    where more than the share `most` of the labels is wrong, for what is not learnt is then mostly wrong.
+    since what is left afterwards looks cleaner; and before `filter_from`, if rows that were never better
+    than chance become fewer after they had become more: then wrong labels are being learnt by heart.
+
+    *Not yet learnt?* Up to the share `skip_until` of the steps, a row whose last loss is below the mean is
+    left out of a pass with probability `skip`; but not where more than the share `most` of the labels is
+    wrong, for what is not learnt is then mostly wrong.
 
     Args:
         chance: the logarithm of the number of classes; None: the bound is what is measured alone.
@@ -113,7 +118,12 @@ class Remembered:
         """The rows that are worth a step."""
         s = situation
         known = s.seen > 0
-        wrong, bound = self._measured(s) if self.measured else self._by_chance(s)
+        if self.measured:
+            wrong, bound = self._measured(s)
+        elif s.progress >= self.filter_from:
+            wrong, bound = self._by_chance(s)
+        else:
+            wrong, bound = 0.0, math.inf
         stays = s.lowest <= bound
         skips = self.skip and s.progress < self.skip_until and wrong <= self.most
         if skips and (known & stays).any():
@@ -129,7 +139,8 @@ class Remembered:
         believed = doubt if doubt < UNSURE else 0.0
         hopeless, chance = self._by_chance(s)
         wrong = max(believed, hopeless)
-        if s.progress < self.filter_from or wrong <= self.least:
+        is_time = self._by_heart(s, hopeless) or s.progress >= self.filter_from
+        if not is_time or wrong <= self.least:
             return doubt, math.inf
         bound = min(chance, -math.log(believed) if believed else math.inf)
         highest = s.lowest.sort(descending=True).values  # no more is above the bound than is wrong
@@ -137,9 +148,17 @@ class Remembered:
         s.notes.update(wrong=wrong, bound=bound)
         return wrong, bound
 
+    def _by_heart(self, s: Situation, hopeless: float) -> bool:
+        """Whether hopeless rows have become more, and now fewer. (On clean labels they become fewer only.)"""
+        if s.lowest.isfinite().float().mean() < MOST_KNOWN:
+            return False  # more for the reason that more is known
+        first = s.notes.setdefault("first", hopeless)
+        peak = s.notes["peak"] = max(s.notes.get("peak", hopeless), hopeless)
+        return peak > first * (1 + CHANGE) and hopeless < peak * (1 - CHANGE)
+
     def _by_chance(self, s: Situation) -> tuple[float, float]:
-        """The same by rows that were never better than chance; it may change from pass to pass."""
-        if self.chance is None or s.progress < self.filter_from:
+        """The share of rows that were never better than chance, and chance if they are enough."""
+        if self.chance is None:
             return 0.0, math.inf
         hopeless = float((s.lowest > self.chance).float().mean())
         return hopeless, self.chance if hopeless > self.least else math.inf
