@@ -152,17 +152,15 @@ def authors_way(method: str, candidates: int, k: int):
 def table() -> dict[str, tuple]:
     """By name: what makes the step, how many rows it scores and on how many it trains."""
     folded = {"batch_norm": "eval", "scoring": Folded}
+    recent = {"batch_norm": "eval", "scoring": functools.partial(Folded, RECENT)}
     kinds: dict[str, dict] = {
         "": {},
         ", overlapped": {"overlap": True},
         ", eval BatchNorm": {"batch_norm": "eval"},
         ", folded": folded,
         ", folded and overlapped": {**folded, "overlap": True},
-        ", folded, recent statistics, overlapped": {
-            "batch_norm": "eval",
-            "scoring": functools.partial(Folded, RECENT),
-            "overlap": True,
-        },
+        ", folded, recent statistics": recent,
+        ", folded, recent statistics, overlapped": {**recent, "overlap": True},
         ", folded, statistics of 32": {"scoring": functools.partial(Folded, rows=32)},
     }
     rows: dict[str, tuple] = {}

@@ -116,6 +116,7 @@ def test_advice_in_words() -> None:
     link = 10 * GIGABIT  # 0.24 s: 12 steps
     said = sentences(WORK, predict(WORK, 3, link=link, every=16), link, 16)
     assert "sent more often than every 9 steps they would be too slow" in said[1]
+    assert "steps old on average, and choices that old may be worse than uniform" in said[-1]
 
 
 def test_small_steps_are_better_scored_by_the_trainer() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from rholoss import data, modes
+from rholoss import core, data, modes, picks
 from rholoss.core import Stats
 from rholoss.errors import RholossError
 from rholoss.sampler import CandidateBatches
@@ -19,6 +20,8 @@ from rholoss.steplog import Chosen
 from rholoss.workers import serve, weights, wire
 from rholoss.workers.crew import Counts, Crew
 from rholoss.workers.ranks import NUMBER, Role, environment_of, role_of, watch_child
+
+RESCORE = 3  # rows that workers choose for each that is trained on
 
 
 class ScoringWorkers:
@@ -62,6 +65,7 @@ class ScoringWorkers:
         wait: float = 1.0,
         ahead: int = 2,
         max_stale: int | None = None,
+        rescore: int | None = None,
         silence: float = 60.0,
     ) -> Batches:
         """The training batches, on a trainer. A scoring rank scores until the run is over, and exits.
@@ -76,6 +80,9 @@ class ScoringWorkers:
             max_stale: most optimizer steps by which the weights of a worker may be behind; if left
                 out, 2 x `every` + the steps that all workers have in hand, so that a snapshot may
                 be on its way for `every` steps.
+            rescore: rows that workers choose for each that is trained on; of these the trainer chooses
+                by its own weights, since choices by old ones can be worse than none. 3 if left out, where
+                the method takes the highest scores of a model; 1: what workers choose is trained on.
             silence: seconds without an answer after which a worker counts as lost.
         """
         model = modes.unwrapped(model)
@@ -83,6 +90,7 @@ class ScoringWorkers:
         for name, value, least in (("every", every, 1), ("ahead", ahead, 1), ("wait", wait, 0)):
             if value < least:
                 raise RholossError(f"`{name}` is {value}; it must be at least {least}.")
+        rescore = _rescore(select, rescore)
         same = serve.same_everywhere(select, model, loader.batch_sampler)
         role = self.role
         if role.number is not None:
@@ -95,7 +103,9 @@ class ScoringWorkers:
         in_hand = ahead * role.workers_each
         limit = 2 * every + in_hand if max_stale is None else max_stale
         crew = Crew(same, ahead=ahead, max_stale=limit, silence=silence)
-        return Batches(select, model, loader, crew, every, wait, role.trainer, role.workers_each)
+        return Batches(
+            select, model, loader, crew, every, wait, role.trainer, role.workers_each, rescore
+        )
 
 
 class Batches:
@@ -115,9 +125,13 @@ class Batches:
         wait: float,
         trainer: int,
         workers: int,
+        rescore: int,
     ) -> None:
         self.select, self.model, self.loader, self.crew = select, model, loader, crew
-        self.every, self.wait, self.workers = every, wait, workers
+        self.every, self.wait, self.workers, self.rescore = every, wait, workers, rescore
+        self._scorer = copy.copy(select.scorer)
+        if self._scorer.batch_norm == "train":
+            self._scorer.batch_norm = "batch"  # those of all candidates come from the worker
         self._statistics = weights.CandidateStatistics(model)
         self._structure: Any = None  # of a training batch; the first one is chosen here
         self._note: str | None = None
@@ -161,11 +175,11 @@ class Batches:
         select, step = self.select, self.select.step
         self.crew.send_weights(step, self.every, lambda: weights.pack(self.model, step))
         if not self._is_scored(step):
-            self.crew.hand_out(step, self._is_scored)
+            self.crew.hand_out(step, self._rows)
             return self._own(serve.fetch(self.loader, self.loader.batch_sampler.at(step)), False)
         device = data.device_of(self.model)
         with select.ledger.timed(device):
-            self.crew.hand_out(step, self._is_scored)
+            self.crew.hand_out(step, self._rows)
             found = self.crew.take(step, self.wait)
         if found is None:
             batch = serve.fetch(self.loader, self.loader.batch_sampler.at(step))
@@ -173,13 +187,44 @@ class Batches:
         content = data.to_device(wire.from_bytes(found[1]), device)
         training = serve.with_leaves(self._structure, content["leaves"])
         stats = Stats(content["index"], content["measured"])
-        index = data.take(stats.index, content["position"], len(stats.index))
-        chosen = Chosen(index, content["position"], content["weight"], content["score_B"])
+        position, score_B, rows = content["position"], content["score_B"], len(stats.index)
+        if len(position) > self._k(rows):
+            with select.ledger.timed(device):
+                training, position, score_B = self._rescored(stats, training, position, score_B)
+        index = data.take(stats.index, position, rows)
+        chosen = Chosen(index, position, content["weight"], score_B)
         self._statistics.move(content["statistics"])
-        rows = len(stats.index)
         select.adopt(stats, chosen, rows, rows, scored=True)
         self._tell()
         return training
+
+    def _rescored(
+        self, stats: Stats, training: Any, position: Tensor, score_B: Tensor
+    ) -> tuple[Any, Tensor, Tensor]:
+        """The choice by the newest weights among the rows that a worker chose by older ones."""
+        select, rows = self.select, len(position)
+        generator = core.step_generator(select.seed, select.step)
+        needs = select.method.needs - {"irreducible_loss"}
+        seed = core.draw_seed(generator) if needs & core.MONTE_CARLO or self._scorer.dropout else 0
+        measured = self._scorer.measure(self.model, select._body(training), rows, needs, seed=seed)
+        if "irreducible_loss" in stats.measured:
+            measured["irreducible_loss"] = stats.irreducible_loss[position]
+        newest = Stats(data.take(stats.index, position, len(stats.index)), measured)
+        k = self._k(len(stats.index))
+        again, score = core.choose(select.method, newest, k, generator)
+        select.ledger.forwards += rows * (self._scorer.draws if needs & core.MONTE_CARLO else 1)
+        training = data.take(training, again.position, rows)
+        return training, position[again.position], score_B.index_copy(0, position, score)
+
+    def _k(self, rows: int) -> int:
+        """How many of so many candidates are trained on."""
+        select = self.select
+        return core.num_selected(rows, select.keep) if select.k is None else min(select.k, rows)
+
+    def _rows(self, step: int) -> int:
+        """How many a worker is to choose; none if the step is not scored."""
+        rows = len(self.loader.batch_sampler.at(step)) if self._is_scored(step) else 0
+        return min(rows, self.rescore * self._k(rows)) if rows else 0
 
     def _own(self, batch: Any, counted: bool = False) -> Any:
         """Choose here."""
@@ -212,6 +257,19 @@ class Batches:
         if self._door is not None:
             self._door.close()
         self.crew.close()
+
+
+def _rescore(select: Selector, rescore: int | None) -> int:
+    method = select.method
+    can = method.pick is picks.top_k and bool(method.needs - {"irreducible_loss"})
+    if rescore is None:
+        return RESCORE if can else 1
+    if rescore < 1 or (rescore > 1 and not can):
+        raise RholossError(
+            f"`rescore` is {rescore} for the method {method.name!r}; it must be at least 1, and 1 where the "
+            "method does not take the highest scores of the model."
+        )
+    return rescore
 
 
 def _kind(path: data.Path, leaf: Any) -> Any:

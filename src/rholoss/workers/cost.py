@@ -161,7 +161,9 @@ def sentences(work: Work, found: Prediction, link: float, every: int) -> list[st
     else:
         said.append(f"{sent}; they could go out at every step.")
     said.append(
-        f"The weights that workers score with are {found.staleness:.0f} steps old on average."
+        f"The weights that workers score with are {found.staleness:.0f} steps old on average, and choices "
+        "that old may be worse than uniform ones, above all early in training (docs/many-processes.md, "
+        "Staleness)."
     )
     return said
 

@@ -18,6 +18,13 @@ from typing import Any
 from rholoss.workers import wire
 from rholoss.workers.weights import Snapshot
 
+OFTEN, OLD = 100, 1.0  # choices before their age is judged, and steps that are too many
+_OLD = (
+    "workers choose by weights that are {:.1f} steps old on average. To these, what has been corrected since "
+    "still looks wrong, and the run may end below a uniform one: compare. Younger weights: a smaller `every` "
+    "or `ahead`, fewer workers, or no workers (docs/many-processes.md, Staleness)."
+)
+
 
 @dataclass
 class Counts:
@@ -49,13 +56,17 @@ class Counts:
     gone: int = 0
     waited: float = 0.0
 
+    @property
+    def staleness(self) -> float:
+        """By how many steps the weights were behind, on average."""
+        return self.stale_sum / max(self.by_workers, 1)
+
     def __str__(self) -> str:
-        mean = self.stale_sum / max(self.by_workers, 1)
         reasons = {"alone": self.alone, "held": self.held, "late": self.late, "failed": self.failed}
         own = ", ".join(f"{name} {number}" for name, number in reasons.items() if number)
         parts = [f"workers chose {self.by_workers} of {self.steps} scored steps"]
         if self.by_workers:
-            parts.append(f"weights {mean:.1f} steps old (at most {self.stale_max})")
+            parts.append(f"weights {self.staleness:.1f} steps old (at most {self.stale_max})")
         if own:
             parts.append(f"own scoring: {own}")
         parts.append(f"waited {self.waited:.1f} s")
@@ -207,8 +218,11 @@ class Crew:
                 link.outbox.put(snapshot)
                 self.counts.sent += 1
 
-    def hand_out(self, step: int, scored: Callable[[int], bool]) -> None:
-        """Give the next steps to workers that have room for them."""
+    def hand_out(self, step: int, rows: Callable[[int], int]) -> None:
+        """Give the next steps to workers that have room for them.
+
+        `rows` says how many they are to choose; of a step that is not scored, none.
+        """
         now, silent = time.monotonic(), []
         with self._changed:
             silent = [k for k in self._links if k.tasks and now - k.heard > self.silence]
@@ -218,7 +232,7 @@ class Crew:
             # What came too late for its step.
             self._results = {t: found for t, found in self._results.items() if t >= step}
             for t in range(step, step + self.ahead * len(self._links)):
-                if t in self._given or t in self._results or t in self._failed or not scored(t):
+                if t in self._given or t in self._results or t in self._failed or not rows(t):
                     continue
                 link = min(filter(self._room(t), self._links), key=_load, default=None)
                 if link is None:
@@ -227,7 +241,7 @@ class Crew:
                     link.heard = now
                 link.tasks.add(t)
                 self._given[t] = link
-                link.outbox.put({"kind": "task", "step": t})
+                link.outbox.put({"kind": "task", "step": t, "rows": rows(t)})
 
     def _room(self, step: int) -> Callable[[Link], bool]:
         def has_room(link: Link) -> bool:
@@ -255,6 +269,8 @@ class Crew:
                     self.counts.by_workers += 1
                     self.counts.stale_sum += stale
                     self.counts.stale_max = max(self.counts.stale_max, stale)
+                    if self.counts.by_workers == OFTEN and self.counts.staleness > OLD:
+                        self.news.append(_OLD.format(self.counts.staleness))
                     return found
                 self.counts.held += 1
             elif step in self._given:

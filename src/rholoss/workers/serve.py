@@ -107,6 +107,7 @@ def serve(
             known = head["step"]
             continue
         step = select.step = head["step"]
+        select.k = head["rows"]
         try:
             training = select(model, content.result())
             stats, chosen = seen.pop()
