@@ -91,7 +91,7 @@ def one_run(given: argparse.Namespace) -> None:
     train = rho.WithIndex(TensorDataset(x, y))
     select = rho.Selector("rho", irreducible=torch.rand(2048), k=given.batch, loss=loss)
     loader = DataLoader(train, batch_sampler=select.batch_sampler(train, 10 * given.batch))
-    batches = ranks.batches(select, model, loader, every=given.every, wait=30.0)
+    batches = ranks.batches(select, model, loader, every=given.every, rescore=1, wait=30.0)
     trained = [p for name, p in model.named_parameters() if name != "ballast"]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
     batches.wait_for_workers(60.0)

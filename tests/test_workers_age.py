@@ -15,7 +15,7 @@ __all__ = ["launch"]  # a fixture
 
 def with_old_workers(launch, **options):
     """Batches of a trainer whose weights have changed since its worker got them, and what it chooses."""
-    batches = launch(1, **options)
+    batches = launch(1, every=8, **options)
     InThread(0, *parts())
     assert batches.wait_for_workers(WAIT)
     train(batches, 2)  # weights are there
@@ -96,4 +96,4 @@ def test_choices_that_are_old_are_told_once(launch, monkeypatch, every, ahead, t
         train(batches, 20)
     found = [str(each.message) for each in caught if "steps old on average" in str(each.message)]
     assert len(found) == told
-    assert all("a smaller `every` or `ahead`, fewer workers" in text for text in found)
+    assert all("a smaller `every` or `ahead`, or fewer workers" in text for text in found)

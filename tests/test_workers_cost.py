@@ -63,7 +63,7 @@ def test_chosen_rows_can_be_too_much_for_the_link() -> None:
 def test_weights_dominate_from_a_transfer_on_that_follows_from_the_bound() -> None:
     # Pace 0.02 s, 3 workers, S = 2 x 8 + 2 x 3 = 22 steps: all steps up to D = 22 x 0.02 / 2 = 0.22 s.
     def at(transfer: float, **options):
-        return predict(WORK, 3, link=3 * WORK.weights / transfer, **options)
+        return predict(WORK, 3, link=3 * WORK.weights / transfer, **{"every": 8, **options})
 
     assert at(0.219).bound == "training"
     just = at(0.221)
@@ -96,9 +96,15 @@ def test_least_every_is_where_weights_arrive_in_time() -> None:
     assert least_every(WORK, 3, FAST) == 1
 
 
+def test_what_the_trainer_scores_again_is_in_its_step() -> None:
+    plain, again = (predict(WORK, 3, link=FAST, rescored=share) for share in (0.0, 0.3))
+    assert again.trainer == pytest.approx(plain.trainer + 0.3 * WORK.scoring)
+    assert again.seconds == again.trainer > plain.seconds
+
+
 def test_staleness() -> None:
     # Sent at one step, used from the next on, 0 to 7 steps more until the next comes, 5 in hand before.
-    assert predict(WORK, 3, link=FAST).staleness == 1 + 3.5 + 5
+    assert predict(WORK, 3, link=FAST, every=8).staleness == 1 + 3.5 + 5
     assert predict(WORK, 3, link=FAST, every=1, ahead=1).staleness == 1 + 0 + 2
 
 
@@ -111,7 +117,7 @@ def test_advice_in_words() -> None:
     assert "training sets the pace. 3 are enough" in said[0]
     assert "300 MB every 8 steps" in said[1]
     assert "at every step" in said[1]
-    said = sentences(WORK, predict(WORK, 3, link=GIGABIT), GIGABIT, 8)
+    said = sentences(WORK, predict(WORK, 3, link=GIGABIT, every=8), GIGABIT, 8)
     assert "The trainer scores 100% of the steps itself. Send them every 117 steps" in said[1]
     link = 10 * GIGABIT  # 0.24 s: 12 steps
     said = sentences(WORK, predict(WORK, 3, link=link, every=16), link, 16)

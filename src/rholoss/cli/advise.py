@@ -17,6 +17,7 @@ from rholoss.cli.errors import when_stopped
 from rholoss.errors import RholossError
 from rholoss.il.store import Irreducible
 from rholoss.timing import Timings, measure, row_bytes
+from rholoss.workers.batches import RESCORE
 from rholoss.workers.cost import GIGABIT, HANDLING, Prediction, Work, predict, sentences
 from rholoss.workers.weights import num_bytes
 
@@ -63,7 +64,7 @@ def advise(
     ] = 10.0,
     every: Annotated[
         int, typer.Option(min=1, help="Steps between two sets of weights to them.")
-    ] = 8,
+    ] = 1,
     il: Annotated[
         Path | None, typer.Option("--il", metavar="DIR", help="Irreducible losses, for their cost.")
     ] = None,
@@ -92,7 +93,7 @@ def advise(
       rholoss advise --model mytask:target --data mytask:train
       rholoss advise --model mytask:target --data mytask:train --batch 128 \\
                      --precision bf16 --loader-workers 8 --il il/mytask --steps 20000
-      rholoss advise --model mytask:target --data mytask:train --workers 3 --link 25 --every 16
+      rholoss advise --model mytask:target --data mytask:train --workers 3 --link 25
     """
     if il is not None and il_seconds is not None:
         raise RholossError("--il and --il-seconds were both given; give one of them.")
@@ -127,7 +128,11 @@ def advise(
     if workers:
         sizes = num_bytes(target), batch * row_bytes(train, collate_fn)
         works = [_work(row, max(loader_workers, 1), *sizes) for row in table]
-        scored = [predict(work, workers, link=link * GIGABIT, every=every) for work in works]
+        again = [min(1.0, RESCORE / row.k) for row in table]
+        scored = [
+            predict(work, workers, link=link * GIGABIT, every=every, rescored=share)
+            for work, share in zip(works, again, strict=True)
+        ]
         said += sentences(works[-1], scored[-1], link * GIGABIT, every)
     if as_json:
         typer.echo(as_text(timings, table, said, scored))

@@ -61,7 +61,7 @@ class ScoringWorkers:
         model: nn.Module,
         loader: Any,
         *,
-        every: int = 8,
+        every: int = 1,
         wait: float = 1.0,
         ahead: int = 2,
         max_stale: int | None = None,
@@ -74,7 +74,8 @@ class ScoringWorkers:
             select, model, loader: made in the same way on all ranks. The model comes without
                 DistributedDataParallel, which may be put around it afterwards; the loader has
                 `batch_sampler=select.batch_sampler(...)`, and gives candidate batches.
-            every: optimizer steps between two times that the weights go out (m).
+            every: optimizer steps between two times that the weights go out (m); the more, the older
+                are choices, and the worse.
             wait: seconds to wait for a step that a worker has in hand, before scoring it here.
             ahead: steps that each worker has in hand.
             max_stale: most optimizer steps by which the weights of a worker may be behind; if left

@@ -74,9 +74,10 @@ def predict(
     workers: int,
     *,
     link: float,
-    every: int = 8,
+    every: int = 1,
     ahead: int = 2,
     max_stale: int | None = None,
+    rescored: float = 0.0,
     processors: float = math.inf,
 ) -> Prediction:
     """Seconds of a step.
@@ -86,6 +87,7 @@ def predict(
         workers: of one trainer (M).
         link: bytes a second that the trainer can send to all its workers together.
         every, ahead, max_stale: as for `ScoringWorkers.batches`.
+        rescored: share of the candidates that the trainer scores again.
         processors: that all processes share, where they are on one machine without devices.
     """
     if workers < 0 or every < 1 or not link > 0:
@@ -98,9 +100,10 @@ def predict(
     limit = 2 * every + ahead * workers if max_stale is None else max_stale
     transfer = workers * work.weights / link
     packing = work.packing / every
-    trainer = work.training + work.handling + packing
+    again = rescored * work.scoring
+    trainer = work.training + work.handling + packing + again
     scoring = max(work.scoring, work.loading) / workers + packing
-    shared = (work.alone + work.handling + (1 + workers) * packing) / processors
+    shared = (work.alone + work.handling + again + (1 + workers) * packing) / processors
     seconds, bound = max(
         (trainer, "training"),
         (scoring, "scoring"),

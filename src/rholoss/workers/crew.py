@@ -22,7 +22,7 @@ OFTEN, OLD = 100, 1.0  # choices before their age is judged, and steps that are 
 _OLD = (
     "workers choose by weights that are {:.1f} steps old on average. To these, what has been corrected since "
     "still looks wrong, and the run may end below a uniform one: compare. Younger weights: a smaller `every` "
-    "or `ahead`, fewer workers, or no workers (docs/many-processes.md, Staleness)."
+    "or `ahead`, or fewer workers; a larger `rescore` corrects more of it (docs/many-processes.md)."
 )
 
 
