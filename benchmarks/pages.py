@@ -243,13 +243,8 @@ def staleness_page(found: list[dict[str, Any]]) -> list[str]:
         lines.append("|---" * (1 + len(moments)) + "|")
         for way, age in dict.fromkeys((row["way"], row["age"]) for row in found):
             ours = [r for r in found if (r["way"], r["age"], r["rate"]) == (way, age, rate)]
-            name = (
-                way
-                if way == "uniform"
-                else f"{way}, {age} steps old"
-                if age
-                else f"{way}, newest weights"
-            )
+            name = f"{way}, {age} step{'s' * (age > 1)} old" if age else f"{way}, newest weights"
+            name = way if way == "uniform" else name
             means = (statistics.fmean(r["accuracy"][str(m)] for r in ours) for m in moments)
             lines.append(f"| {name} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
     return lines
