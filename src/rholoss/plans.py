@@ -68,7 +68,8 @@ def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
     With one label in ten wrong, and no telling which, the best that a model can do is to give the label of
     an easy row nine tenths. So one minus the probability that it gives to the labels of its surest rows
     (the last of the share `surest` of them) is the share that is wrong. Too high as long as the model has
-    not learnt the easy rows, too low once it knows labels by heart.
+    not learnt the easy rows, or if its labels are smoothed; too low once it knows labels by heart, or if
+    only some classes are concerned.
     """
     if not len(loss_N):
         return 0.0
@@ -79,6 +80,8 @@ def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
 @dataclass(frozen=True)
 class Remembered:
     """RHO-LOSS's questions, answered from the losses that training itself has seen.
+
+    Those must be cross-entropies, of labels that are not smoothed.
 
     *Learnable?* From the share `filter_from` of the steps on, a row is left out if all of its last losses
     were above a bound. The bound is measured: how sure the model is of its surest rows tells the share of
@@ -94,8 +97,9 @@ class Remembered:
     Args:
         chance: the logarithm of the number of classes; None: the bound is what is measured alone.
         measured: False: the bound is `chance` alone.
-        least: nothing is left out unless more than this share is wrong: rows that are hard and right are
-            worth learning.
+        least: nothing is left out unless more than this share of the rows was never better than chance
+            (without `chance`: unless more is measured to be wrong). Rows that are hard and right are worth
+            learning.
     """
 
     chance: float | None = None
@@ -140,7 +144,8 @@ class Remembered:
         hopeless, chance = self._by_chance(s)
         wrong = max(believed, hopeless)
         is_time = self._by_heart(s, hopeless) or s.progress >= self.filter_from
-        if not is_time or wrong <= self.least:
+        # Doubt alone may have other reasons: smoothed labels, a model that is small. Chance has none.
+        if not is_time or (wrong if self.chance is None else hopeless) <= self.least:
             return doubt, math.inf
         bound = min(chance, -math.log(believed) if believed else math.inf)
         highest = s.lowest.sort(descending=True).values  # no more is above the bound than is wrong
