@@ -64,7 +64,8 @@ def launch():
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         ranks = rho.ScoringWorkers(workers)
         own = parts(**options.pop("selector", {}))
-        batches = ranks.batches(*own, wait=WAIT, **options)
+        # Weights that are older than is good, so that a busy machine changes nothing in who does what.
+        batches = ranks.batches(*own, wait=WAIT, **{"every": 8, **options})
         made.append(batches)
         return batches
 

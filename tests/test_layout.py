@@ -51,7 +51,7 @@ ROOMS = {
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
         "arguments distributed ladder"
     ),
-    "workers": "core data modes sampler selector steplog workers",
+    "workers": "core data modes picks sampler selector steplog workers",
     "coreset": "core data methods scoring losses il progress",
     "timing": "core data methods modes scoring losses il progress",
     "advise": "core ledger timing",

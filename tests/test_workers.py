@@ -49,7 +49,7 @@ def test_workers_choose_what_the_trainer_would_choose(launch, method):
     counts = batches.counts
     # The first is a dry run, and at the second no worker has weights yet.
     assert (counts.steps, counts.by_workers, counts.alone, counts.held) == (25, 23, 1, 1)
-    assert 0 < counts.stale_max <= 2 * 1 + 4
+    assert 0 < counts.stale_max <= 2 * 8 + 4
     assert [step for step, *_ in seen] == list(range(25))
     _, stats, last = seen[-1]
     assert torch.allclose(last.score, (stats.loss - stats.irreducible_loss)[last.position])

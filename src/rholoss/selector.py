@@ -157,7 +157,7 @@ class Selector:
             position = selection.position
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
-                self.source.update(self._body(training), selection.weight)
+                self.source.update(self.body(training), selection.weight)
         # A function of the user's may not be one of the rows.
         found = self.find_index is data.find_index
         index = (
@@ -227,7 +227,7 @@ class Selector:
         """
         needs = self.method.needs - {"irreducible_loss"}
         measured: dict[str, Tensor] = {}
-        body, rows, device = self._body(batch), len(ids), data.device_of(model)
+        body, rows, device = self.body(batch), len(ids), data.device_of(model)
         if needs and (phase.score or not self._checked):
             # A look ahead draws nothing, so that a resumed run chooses as the first one did.
             random = phase.score and (needs & core.MONTE_CARLO or self.scorer.dropout)
@@ -249,7 +249,7 @@ class Selector:
             measured["irreducible_loss"] = loss_B.to(device, torch.float32, non_blocking=True)
         return Stats(ids, measured), checked
 
-    def _body(self, batch: Any) -> Any:
+    def body(self, batch: Any) -> Any:
         """The batch as the model's own code knows it; whoever passes `index=` gets tuples whole."""
         whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
         return batch if whole else data.without_index(batch)

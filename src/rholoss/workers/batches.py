@@ -207,7 +207,7 @@ class Batches:
         generator = core.step_generator(select.seed, select.step)
         needs = select.method.needs - {"irreducible_loss"}
         seed = core.draw_seed(generator) if needs & core.MONTE_CARLO or self._scorer.dropout else 0
-        measured = self._scorer.measure(self.model, select._body(training), rows, needs, seed=seed)
+        measured = self._scorer.measure(self.model, select.body(training), rows, needs, seed=seed)
         if "irreducible_loss" in stats.measured:
             measured["irreducible_loss"] = stats.irreducible_loss[position]
         newest = Stats(data.take(stats.index, position, len(stats.index)), measured)
