@@ -25,6 +25,7 @@ def test_wrong_labels_are_left_out_of_a_plain_loop():
     model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rows = rho.Planned(train, Remembered(math.log(10)), passes=8)
+    assert rows.wrong is None
     loader = DataLoader(train, batch_size=64, sampler=rows, drop_last=True)
     lengths = []
     for _ in range(8):
@@ -40,6 +41,7 @@ def test_wrong_labels_are_left_out_of_a_plain_loop():
     out = ~trained
     assert wrong[out].float().mean() > 0.9
     assert out[wrong].float().mean() > 0.7
+    assert rows.wrong == pytest.approx(0.1, abs=0.04)
 
 
 def test_what_a_plan_notes_is_there_in_the_next_pass_and_after_a_resume():
