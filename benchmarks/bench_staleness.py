@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 import rholoss as rho
 from experiments import records
 from rholoss.demo.data import Digits, load
+from rholoss.demo.train import target_model
 from rholoss.progress import Bar
 
 RESULTS = Path(__file__).parent / "results" / "staleness.jsonl"
@@ -34,9 +35,9 @@ UNIFORM, CHOSEN, TWICE = "uniform", "rho", "rho, rescored"
 MOMENTS = (50, 150, 300, 600)
 
 
-def make_model(width: int) -> nn.Module:
+def small_model() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+        nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
     )
 
 
@@ -60,7 +61,7 @@ def run(
     splits = load()
     train, test = rho.WithIndex(Digits(splits["train"])), Digits(splits["test"])
     torch.manual_seed(seed)
-    model = make_model(512)
+    model = target_model()
     old, optimizer = Old(model, age), torch.optim.AdamW(model.parameters(), lr=rate)
     choices = {
         UNIFORM: [(rho.Selector("uniform", k=K), lambda: model)],
@@ -108,7 +109,7 @@ def main(words: list[str] | None = None) -> None:
     splits = load()
     torch.manual_seed(0)
     il = rho.fit_irreducible(
-        lambda: make_model(128), Digits(splits["holdout"]), score=rho.WithIndex(Digits(splits["train"]))
+        small_model, Digits(splits["holdout"]), score=rho.WithIndex(Digits(splits["train"]))
     )  # fmt: skip
     with Bar(len(todo), "staleness") as bar:
         for cell in todo:

@@ -19,20 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import rholoss as rho
 from experiments import records
 from rholoss.demo.data import Digits, load
+from rholoss.demo.train import target_model
 from rholoss.engine import RandomShare
 from rholoss.memory import Plan
 from rholoss.noise import structured_noise, uniform_noise
 from rholoss.progress import Bar
 
 RESULTS = Path(__file__).parent / "results" / "wrong_labels.jsonl"
-PAIRS = ((1, 7), (4, 9), (3, 5), (6, 0))  # half of each of these classes in the last label set
+PAIRS = ((1, 7), (4, 9), (3, 5), (6, 0))  # of the first some are labelled as the second
 LABELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "clean": lambda true: true,
     "10 %": lambda true: uniform_noise(true, 10, 0.1).labels,
@@ -59,9 +59,7 @@ def run(given: np.ndarray, true: np.ndarray, plan: Plan, passes: int, seed: int)
     digits, test = Digits(splits["train"]), Digits(splits["test"])
     digits.targets = torch.as_tensor(given).long()
     train = rho.WithIndex(digits)
-    model = nn.Sequential(
-        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
+    model = target_model()
     optimizer = torch.optim.AdamW(model.parameters())
     rows = rho.Planned(train, plan, passes=passes, seed=seed)
     loader = DataLoader(train, batch_size=32, sampler=rows)
@@ -80,7 +78,7 @@ def run(given: np.ndarray, true: np.ndarray, plan: Plan, passes: int, seed: int)
         accuracy = (model(test.x).argmax(1) == test.targets).float().mean()
     return {
         "wrong": round(float(is_wrong.float().mean()), 4),
-        "told": round(rows.memory.notes.get("wrong", 0.0), 4),
+        "told": round(rows.wrong or 0.0, 4),
         "left_out": round(float(out.float().mean()), 4),
         "precision": round(float(is_wrong[out].float().mean()), 4) if out.any() else None,
         "recall": round(float(out[is_wrong].float().mean()), 4) if is_wrong.any() else None,

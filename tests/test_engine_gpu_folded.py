@@ -165,7 +165,9 @@ def test_a_gated_choice_is_the_same_compiled(data):
     assert len(first & second) >= 29  # at the same weights; bf16 rounds elsewhere
 
 
-@pytest.mark.parametrize("plan", [Remembered(math.log(4), False, filter_from=0.3), InfoBatch()])
+@pytest.mark.parametrize(
+    "plan", [Remembered(math.log(4), measured=False, filter_from=0.3), InfoBatch()]
+)
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.filterwarnings("ignore")  # of torch.compile
 def test_plans_go_with_captured_steps(data, plan, compile):
@@ -188,7 +190,8 @@ def test_plans_go_with_captured_steps(data, plan, compile):
 def test_the_switch_comes_by_itself_and_a_plan_goes_on(data):
     trainer = make(
         data, batch_norm="eval", scoring=Folded(), overlap=True, catch_up=True,
-        schedule=annealed(STEPS, switch=0.9, drop=0.0), plan=Remembered(math.log(4), False, filter_from=0.3),
+        schedule=annealed(STEPS, switch=0.9, drop=0.0),
+        plan=Remembered(math.log(4), measured=False, filter_from=0.3),
     )  # fmt: skip
     trainer.body.irreducible.fill_(
         1e4

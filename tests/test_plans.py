@@ -73,8 +73,10 @@ def test_what_is_never_better_than_chance_is_left_out_from_some_time_on():
 def test_a_few_hard_rows_are_no_noise():
     losses = torch.ones(N, 4)
     losses[:100] = 4.0  # 2.5 %
-    assert len(Remembered(CHANCE, False)(situation(0.5, losses)).rows) == N
-    assert len(Remembered(CHANCE, False, least=0.02)(situation(0.5, losses)).rows) == N - 100
+    assert len(Remembered(CHANCE, measured=False)(situation(0.5, losses)).rows) == N
+    assert (
+        len(Remembered(CHANCE, measured=False, least=0.02)(situation(0.5, losses)).rows) == N - 100
+    )
 
 
 def test_one_good_look_or_too_few_looks_keep_a_row():
@@ -97,7 +99,7 @@ def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
 @pytest.mark.parametrize(("most", "skips"), [(0.3, True), (0.2, False)])
 def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
     """A quarter is not. Before that is asked, what is learnt is skipped all the same."""
-    plan = Remembered(CHANCE, False, filter_from=0.3, skip=0.5, most=most)
+    plan = Remembered(CHANCE, measured=False, filter_from=0.3, skip=0.5, most=most)
     rows = plan(situation(0.5, some_losses())).rows
     assert [share_of(rows, quarter) for quarter in (2, 3)] == [1, 0]
     assert (share_of(rows, 0) < 1) is skips

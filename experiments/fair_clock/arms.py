@@ -60,20 +60,20 @@ LONGEST = 0.3  # share of the steps that an automatic switch may take at most
 
 
 def _filter(chance: float) -> Plan:
-    return Remembered(chance, False, filter_from=0.3)
+    return Remembered(chance, measured=False, filter_from=0.3)
 
 
 def _always(chance: float) -> Plan:
-    return Remembered(chance, False, filter_from=0.3, least=0.0)
+    return Remembered(chance, measured=False, filter_from=0.3, least=0.0)
 
 
 def _both(chance: float) -> Plan:
-    return Remembered(chance, False, filter_from=0.3, skip=0.5, most=1.0)
+    return Remembered(chance, measured=False, filter_from=0.3, skip=0.5, most=1.0)
 
 
 def _careful(chance: float) -> Plan:
     """Where more than 15 % of the rows are not learnable, what is not learnt is mostly wrong labels."""
-    return Remembered(chance, False, filter_from=0.3, skip=0.5, most=0.15)
+    return Remembered(chance, measured=False, filter_from=0.3, skip=0.5, most=0.15)
 
 
 def _measured(chance: float) -> Plan:
@@ -121,7 +121,7 @@ ARMS = {
         _annealed("annealed, fresh, careful", **_FRESH, plan=_careful),
         _annealed("annealed k=2, fresh, careful", k=2, **_FRESH, plan=_careful),
         _annealed("annealed, fresh rows, careful", batch_norm="rows", overlap=False, plan=_careful),
-        # Folded with recent statistics: the only cheaper scoring that ends as high as exact scoring.
+        # Folded with recent statistics: the cheapest scoring that ends as high as exact scoring.
         _annealed("annealed, measured", **_FOLDED, plan=_measured),
         _annealed("annealed, measured, early IL", **_FOLDED, plan=_measured, il_epochs=6),
         # And switches fixed by hand, for the automatic one to be judged by.
@@ -139,7 +139,7 @@ ARMS = {
         Arm(
             "remembered, skip",
             plan=lambda chance: Remembered(
-                chance, False, filter_from=0.4, skip=0.5, least=0.0, most=1.0
+                chance, measured=False, filter_from=0.4, skip=0.5, least=0.0, most=1.0
             ),
         ),
         # Both by default: on clean labels it only skips, with wrong ones it filters, too.
@@ -148,7 +148,9 @@ ARMS = {
         Arm("remembered, measured", plan=_measured),
         Arm(
             "remembered, skip alone",
-            plan=lambda chance: Remembered(chance, False, filter_from=1.0, skip=0.5, most=1.0),
+            plan=lambda chance: Remembered(
+                chance, measured=False, filter_from=1.0, skip=0.5, most=1.0
+            ),
         ),
     )
 }

@@ -119,7 +119,7 @@ class Fair:
                 "overlap": cell.method != FRESH,
             }
         if cell.method == "remembered":
-            arm["plan"] = Remembered(math.log(task.classes), False, filter_from=0.3)
+            arm["plan"] = Remembered(math.log(task.classes), measured=False, filter_from=0.3)
         if cell.method in ("measured", FRESH):
             arm["plan"] = Remembered(math.log(task.classes))
         if cell.method == FRESH:
