@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures_race import line, tiny_race
+from fixtures_race import line
+from torch import nn
 
 from experiments import records
 from experiments.fair_clock import __main__ as command
 from experiments.fair_clock import race as racing
-from experiments.fair_clock.__main__ import arguments, cells_of
+from experiments.fair_clock.__main__ import arguments, cells_of, parts
 from experiments.fair_clock.arms import ARMS, Cell, kinds
 from experiments.fair_clock.choose import choice_for, tuned
 from experiments.fair_clock.race import Race, Running, done, rate, run
@@ -19,11 +20,6 @@ from rholoss.engine import Trainer
 
 TIMES = {"uniform 32 of 32": 1.0, "planned 32 of 32 by annealed": 1.0}
 TIMES |= {"scoring 32 of 160": 3.0, "scoring 32 of 128 by annealed": 3.0}
-
-
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    return tiny_race(tmp_path, monkeypatch)
 
 
 def test_a_budget_is_turned_into_steps():
@@ -150,6 +146,43 @@ def test_labels_that_a_data_set_has_not_are_refused_at_once(capsys):
     with pytest.raises(SystemExit):
         arguments(["tune", "--dataset", "cifar100", "--labels", "clean", "worse"])
     assert "--labels 'worse': cifar100 has 'clean', 'noise 10 %'" in capsys.readouterr().err
+
+
+def test_a_plus_begins_further_runs_of_the_same_call():
+    first = ["tune", "--dataset", "cifar100", "--arms", "uniform", "--seconds", "9"]
+    assert parts([*first, "+", "--seeds", "1", "+", "--lr", "1e-3"]) == [
+        first,
+        ["tune", "--dataset", "cifar100", "--seeds", "1"],
+        ["tune", "--dataset", "cifar100", "--lr", "1e-3"],
+    ]
+    with pytest.raises(SystemExit, match="One call has one --dataset"):
+        command.main(["final", "--n-b", "8", "--lr", "1e-3", "+", "--dataset", "cifar100"])
+
+
+def tiny_model(num_classes):
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, num_classes))
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A race over forty images a file, on the CPU."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        lines = rng.integers(0, 256, (40, 3073), dtype=np.uint8)
+        lines[:, 0] %= 10
+        lines.tofile(folder / name)
+    monkeypatch.setattr(racing, "NUM_VALIDATION", 40)
+    monkeypatch.setattr(racing, "IL_RECIPE", {"batch_size": 32, "learning_rate": 1e-3})
+    monkeypatch.setattr(racing, "CHUNK", 2)
+    for name in ("ResNet18", "SmallCNN"):
+        monkeypatch.setattr(racing, name, tiny_model)
+    monkeypatch.setattr(racing, "Folded", lambda *given: None)  # there is nothing to fold
+    made = Race("cifar10", str(tmp_path), precision="fp32", compile=False)
+    made.times = {"uniform 8 of 8": 1.0, "scoring 8 of 32 by annealed": 2.0}
+    made.times |= {f"planned 8 of 8 by {a}": 1.0 for a in ("annealed", "remembered", "random half")}
+    return made
 
 
 def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
@@ -298,10 +331,24 @@ def test_the_commands_from_tuning_to_the_page(tiny, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(command, "RESULTS", out)
     common = ["--data", str(tmp_path), "--out", str(out), "--labels", "clean", "--budget", "0.4"]
     common += ["--arms", "uniform", "annealed", "--il", "reused"]
-    for words in (["tune", "--n-b", "8", "--lr", "1e-3", "2e-3"], ["final", "--seeds", "0", "1"]):
-        command.main([*words, *common])
+    tune = [
+        "tune",
+        *common,
+        "--n-b",
+        "8",
+        "--lr",
+        "1e-3",
+        "+",
+        *common,
+        "--n-b",
+        "8",
+        "--lr",
+        "2e-3",
+    ]
+    for words in (tune, ["final", *common, "--seeds", "0", "1"]):
+        command.main(words)
         assert "4 runs to do" in capsys.readouterr().out
-        command.main([*words, *common])
+        command.main(words)
         assert "0 runs to do" in capsys.readouterr().out
     lines = [one for one in records.read(out) if one["split"] == "final"]
     assert all(one["seconds"] == pytest.approx(0.4, abs=0.1) for one in lines)

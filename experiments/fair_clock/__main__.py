@@ -7,21 +7,18 @@ A word `+` begins further runs of the same call, which share the data set and wh
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments import processes, records
+from experiments import records
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import Choice, choice_for, tuned
 
 RESULTS = records.RESULTS / "fair_clock" / "runs.jsonl"
-ALONE = "alone.pt"  # beside the claims
 SIZES, RATES = [32, 128, 512], [1e-3, 3e-3, 6e-3]
 
 
@@ -39,10 +36,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=17.0, help="seconds of one run")
     parser.add_argument("--seconds", type=float, default=1e9, help="take no new run after so long")
     parser.add_argument("--side-by-side", type=int, default=1)
-    parser.add_argument(
-        "--processes", type=int, default=1, help="that share the runs, once all is measured"
-    )
-    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # of one of the processes
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--data", default=None, help="directory with the CIFAR files")
     a = parser.parse_args(words)
@@ -88,9 +81,8 @@ def parts(words: list[str]) -> list[list[str]]:
 
 
 def main(words: list[str] | None = None) -> None:
-    started, words = time.perf_counter(), sys.argv[1:] if words is None else words
-    each = [arguments(part) for part in parts(words)]
-    a = each[0]
+    each = [arguments(part) for part in parts(sys.argv[1:] if words is None else words)]
+    a = each[0]  # says where and how, for all
     if a.what == "report":
         from experiments.fair_clock.report import write
 
@@ -98,35 +90,17 @@ def main(words: list[str] | None = None) -> None:
         return
     if len({one.dataset for one in each}) > 1:
         raise SystemExit("One call has one --dataset: make another call for the other.")
-    from experiments.fair_clock.race import Race, done, fit_all, run
+    from experiments.fair_clock.race import Race, done, run
 
     paths = list(dict.fromkeys([RESULTS, a.out]))
     have, lines = done(paths), list(records.read(*paths))
     every = dict.fromkeys(cell for one in each for cell in cells_of(one, lines))
     cells = [cell for cell in every if cell.key() not in have]
-    options = {"side_by_side": a.side_by_side, "seconds": a.seconds}
-    if a.claims is not None:  # one of several processes: what is timed was timed before they began
-        race = Race(a.dataset, a.data)
-        race.load_alone(a.claims / ALONE)
-        run(race, cells, a.out, claim=functools.partial(processes.claim, a.claims), **options)
-        return
     print(f"{len(cells)} runs to do", flush=True)
-    if not cells:
-        return
-    race = Race(a.dataset, a.data)
-    race.measure_times(cells)
-    if a.processes == 1:
-        run(race, cells, a.out, **options)
-        return
-    fit_all(race, cells)
-    with processes.claims() as folder:
-        race.save_alone(folder / ALONE)
-        left = a.seconds - (time.perf_counter() - started)
-        shared = ["--claims", str(folder), "--seconds", str(left)]
-        end = words.index("+") if "+" in words else len(words)  # the first part says how to run
-        processes.share(
-            a.processes, "experiments.fair_clock", [*words[:end], *shared, *words[end:]]
-        )
+    if cells:
+        race = Race(a.dataset, a.data)
+        race.measure_times(cells)
+        run(race, cells, a.out, side_by_side=a.side_by_side, seconds=a.seconds)
 
 
 if __name__ == "__main__":

@@ -184,15 +184,6 @@ class Race:
         self._wait()
         return 1000 * (time.perf_counter() - started) / steps
 
-    def save_alone(self, path: Path) -> None:
-        """Keep what has to be measured with nothing beside it: times of steps and of irreducible losses."""
-        torch.save({"times": self.times, "irreducible": self._il}, path)
-
-    def load_alone(self, path: Path) -> None:
-        """Take over what another process of the same command has measured."""
-        found = torch.load(path, map_location=self.train.device, weights_only=False)
-        self.times, self._il = found["times"], found["irreducible"]
-
     def _wait(self) -> None:
         if self.train.device.type == "cuda":
             torch.cuda.synchronize(self.train.device)
@@ -299,37 +290,21 @@ class Running:
         return round(1 - self.trainer.rows.num / len(data), 4)
 
 
-def fit_all(race: Race, cells: list[Cell]) -> None:
-    """The irreducible losses of the cells, with nothing beside them: their seconds count."""
+def run(
+    race: Race, cells: list[Cell], out: Path, *, side_by_side: int = 1, seconds: float = 1e9
+) -> None:
+    """Run the cells, several at a time; stop taking new ones after `seconds`."""
+    started, waiting = time.perf_counter(), list(cells)
     for cell in cells:
         if ARMS[cell.arm].needs_il:
-            race.irreducible(cell)
-
-
-def run(
-    race: Race,
-    cells: list[Cell],
-    out: Path,
-    *,
-    side_by_side: int = 1,
-    seconds: float = 1e9,
-    claim: Callable[[str], bool] = lambda key: True,
-) -> None:
-    """Run the cells, several at a time; stop taking new ones after `seconds`.
-
-    Those that `claim` says are another's are passed over.
-    """
-    started, waiting = time.perf_counter(), list(cells)
-    fit_all(race, cells)
+            race.irreducible(cell)  # with nothing beside it: its seconds count
     running: list[Running] = []
     while waiting or running:
         while waiting and len(running) < side_by_side:
             if time.perf_counter() - started > seconds:
                 waiting = []
                 break
-            cell = waiting.pop(0)
-            if claim(cell.key()):
-                running.append(Running(race, cell))
+            running.append(Running(race, waiting.pop(0)))
         for entry in list(running):
             entry.advance()
             if entry.finished:
