@@ -43,6 +43,7 @@ from rholoss.engine import (
     Recorded,
     Resident,
     Reuse,
+    Shortlist,
     Trainer,
     fit_resident,
     one_cycle,
@@ -108,6 +109,14 @@ OPTIONS = {
     "gate 75 %, folded and overlapped": Option(
         lambda setup: Gate(0.75, by=Folded()), {"batch_norm": "eval", "overlap": True}
     ),
+    "shortlist of 60 %": Option(lambda setup: Shortlist(0.6)),
+    **{
+        f"shortlist of {share} %, folded, recent statistics": Option(
+            lambda setup, share=share: Shortlist(share / 100, by=Folded(RECENT)),  # type: ignore[misc]
+            {"batch_norm": "eval"},
+        )
+        for share in (75, 60, 50)
+    },
     "uniform": Option(trainer={"method": "uniform", "irreducible": None}),
 }
 
@@ -116,7 +125,7 @@ class OneStepOld(Cheaper):
     """What overlapped scoring sees: the weights before the last update."""
 
     def __init__(self, inner: Cheaper) -> None:
-        self.inner = inner
+        self.inner, self.only_forwarded = inner, inner.only_forwarded
 
     def attach(self, step: Any) -> None:
         self.inner.attach(step)
@@ -155,6 +164,7 @@ class Compared(Cheaper):
             self.views.append((option, view))
         size, device = step.order.size, step.data.device
         self.scores = torch.zeros(1 + len(self.views), size, device=device)  # the exact ones first
+        self.open = torch.ones_like(self.scores, dtype=torch.bool)  # who may be chosen
 
     def measure(
         self, step: Any, model: nn.Module, candidates: Examples, generator: Generator
@@ -163,8 +173,10 @@ class Compared(Cheaper):
         irreducible = step.irreducible.index_select(0, candidates.index)
         self.scores[0].copy_(exact["loss"] - irreducible)
         for row, (option, view) in enumerate(self.views, start=1):
-            found, _ = option.measure(view, model, candidates, generator)
+            found, forwarded = option.measure(view, model, candidates, generator)
             self.scores[row].copy_(found["loss"] - irreducible)
+            if option.only_forwarded and forwarded is not None:
+                self.open[row].zero_().index_fill_(0, forwarded, True)
         return exact, None
 
     def update(self, step: Any, chosen: Examples, weight: Tensor | None) -> None:
@@ -178,10 +190,11 @@ def ranks(values: Tensor) -> Tensor:
     return (counts.cumsum(0) - (counts - 1) / 2)[which].double()
 
 
-def agreement(exact_B: Tensor, score_B: Tensor, k: int) -> tuple[float, float]:
-    """Spearman's correlation, and the share of the k best that are among the k best."""
+def agreement(exact_B: Tensor, score_B: Tensor, k: int, open_B: Any = True) -> tuple[float, float]:
+    """Spearman's correlation, and the share of the k best that are among the k best who may be chosen."""
     score_B = score_B.nan_to_num(nan=-torch.inf)
     spearman = torch.corrcoef(torch.stack([ranks(exact_B), ranks(score_B)]))[0, 1]
+    score_B = torch.where(torch.as_tensor(open_B), score_B, -torch.inf)
     best, chosen = (set(s.topk(k).indices.tolist()) for s in (exact_B, score_B))
     return float(spearman), len(best & chosen) / k
 
@@ -222,8 +235,10 @@ def compare_scores(
         for _ in range(LOOKS):
             run.train(1)
             exact_B, *others = compared.scores.cpu()
-            for name, score_B in zip(passengers, others, strict=True):
-                found[name].append(agreement(exact_B, score_B, setup.k))
+            for name, score_B, open_B in zip(
+                passengers, others, compared.open[1:].cpu(), strict=True
+            ):
+                found[name].append(agreement(exact_B, score_B, setup.k, open_B))
         for name, pairs in found.items():
             spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
             rows.append(

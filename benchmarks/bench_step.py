@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 import rholoss as rho
 from experiments.models import ResNet18
-from rholoss.engine import CropFlip, Folded, Resident, Trainer
+from rholoss.engine import CropFlip, Folded, Resident, Shortlist, Trainer
 from rholoss.engine.folded import RECENT
 from rholoss.engine.tuning import Tuning
 
@@ -149,6 +149,10 @@ def authors_way(method: str, candidates: int, k: int):
     return make
 
 
+def _shortlist(share: float) -> Shortlist:
+    return Shortlist(share, by=Folded(RECENT))
+
+
 def table() -> dict[str, tuple]:
     """By name: what makes the step, how many rows it scores and on how many it trains."""
     folded = {"batch_norm": "eval", "scoring": Folded}
@@ -163,12 +167,18 @@ def table() -> dict[str, tuple]:
         ", folded, recent statistics, overlapped": {**recent, "overlap": True},
         ", folded, statistics of 32": {"scoring": functools.partial(Folded, rows=32)},
     }
+    shares: dict[str, float] = {}
+    for percent in (75, 60, 50):
+        name = f", shortlist of {percent} %, folded, recent statistics"
+        shares[name] = percent / 100
+        kinds[name] = {"batch_norm": "eval", "scoring": functools.partial(_shortlist, shares[name])}
     rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (32, 128), (128, 512), (128, 1280)):
         rows[f"uniform {k}"] = (functools.partial(engine, "uniform", candidates, k), 0, k)
         for kind, options in kinds.items():
             make = functools.partial(engine, "rho", candidates, k, **options)
-            rows[f"rho {k} of {candidates}{kind}"] = (make, candidates, k)
+            forwarded = round(shares.get(kind, 1.0) * candidates)
+            rows[f"rho {k} of {candidates}{kind}"] = (make, forwarded, k)
     for method, name, scored in (("rho", "rho 32 of 320", 320), ("uniform", "uniform 32", 0)):
         make = functools.partial(authors_way, method, 320, 32)
         rows[f"{name}, eager float32"] = (make, scored, 32)

@@ -20,6 +20,11 @@ TARGETS = {
     "rho 32 of 320, folded and overlapped": (1.5, "x"),
     "rho 32 of 320, folded, recent statistics": (1.5, "x"),
     "rho 32 of 320, folded, recent statistics, overlapped": (1.5, "x"),
+    **{
+        f"rho {sizes}, shortlist of {percent} %, folded, recent statistics": (most, "x")
+        for sizes, most in (("32 of 320", 1.5), ("128 of 512", 1.4))
+        for percent in (75, 60, 50)
+    },
     "rho 128 of 512, overlapped": (1.4, "x"),
     "rho 128 of 512, folded and overlapped": (1.4, "x"),
     "rho 128 of 512, folded, recent statistics": (1.4, "x"),
@@ -147,7 +152,8 @@ def agreement_page(found: list[dict[str, Any]]) -> list[str]:
         "",
         "Agreement with exact RHO-LOSS on the same candidates at the same weights, at several steps of one exact run: Spearman's "
         "rank correlation of the scores, and the share of the exact choice that the option would have made too. An option that "
-        "leaves candidates out ranks them last, which costs it correlation but nothing of the choice if they were not wanted. "
+        "leaves candidates out ranks them last, which costs it correlation but nothing of the choice if they were not wanted "
+        "(a shortlist ranks them by what it expects of them). "
         "Then whole runs by each option: milliseconds a step, and test accuracy at equal steps, means over the seeds. An option "
         "counts if its mean Spearman is at least 0.9, its mean share at least 80 %, and its accuracy at most 0.3 points below "
         "exact. Rows: [agreement.jsonl](agreement.jsonl).",

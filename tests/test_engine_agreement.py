@@ -43,6 +43,9 @@ def test_agreement_by_hand():
     cut = torch.tensor([4.0, 3.0, torch.nan, torch.nan])
     assert bench.ranks(cut.nan_to_num(nan=-torch.inf)).tolist() == [4.0, 3.0, 1.5, 1.5]
     assert bench.agreement(exact, cut, 2)[1] == 1.0
+    # known, but not forwarded: in the correlation, not in the choice
+    allowed = torch.tensor([True, False, True, True])
+    assert bench.agreement(exact, exact, 2, allowed) == (pytest.approx(1.0), 0.5)
 
 
 def test_who_scores_along_sees_the_same_and_changes_nothing(setup, monkeypatch):

@@ -17,6 +17,7 @@ from rholoss.engine import (
     Recorded,
     Resident,
     Reuse,
+    Shortlist,
     Trainer,
     adamw,
 )
@@ -141,6 +142,45 @@ def test_reuse_forwards_the_oldest_and_remembers_the_others():
     assert (seen == -1).sum() == 0  # by now each row has a loss
 
 
+def test_a_shortlist_forwards_what_promises_most_and_some_of_what_was_left_out_for_longest():
+    last, seen, now, mean = torch.full((N,), torch.nan), torch.full((N,), -1), 0, 0.0
+
+    def score(model, index):
+        nonlocal now, mean
+        value = (last[index].nan_to_num(nan=mean) - IL[index]).tolist()
+        order = sorted(range(B), key=lambda i: (-value[i], i))
+        oldest = sorted(order[30:], key=lambda i: int(seen[index[i]]))[:10]  # a quarter of the half
+        part = order[:30] + oldest
+        rows = index[part]
+        last[rows], seen[rows] = losses(model, X[rows], Y[rows]), now
+        now, mean = now + 1, last[rows].mean().item()
+        score_B = torch.full((B,), torch.nan)  # who is not forwarded is not chosen
+        score_B[part] = last[rows] - IL[rows]
+        return score_B
+
+    made = run(Shortlist(0.5, again=0.25))
+    assert same(made.seen, by_hand(score))
+    assert (made.ledger.scored, made.ledger.forwards) == (STEPS * B // 2, STEPS * B // 2)
+    assert made.counters.not_finite == made.counters.short == 0
+    waiting = seen == -1  # unknown rows of high irreducible loss promise least
+    assert IL[waiting].mean() > IL[~waiting].mean() + 0.2
+
+
+def test_what_is_expected_of_those_left_out_counts_in_the_mean_of_the_candidates():
+    made = trainer(Shortlist(0.5))
+    option, first = made.body.scoring, next(candidates())
+    known = first[:20]
+    option.loss[known] = 1.0
+    made.train(1)
+    made.flush()
+    forwarded = option.seen[first] == 0
+    assert forwarded.sum() == B // 2
+    expected = option.loss[first].nan_to_num(nan=option.mean.item())
+    assert option.mean == pytest.approx(option.loss[first][forwarded].mean().item())
+    assert (expected[:20][~forwarded[:20]] == 1.0).all()
+    assert made.reducible.item() == pytest.approx((expected - IL[first]).mean().item(), abs=1e-6)
+
+
 def test_the_gate_lets_the_lowest_irreducible_losses_pass():
     def score(model, index):
         lowest = IL[index].topk(B // 4, largest=False).indices
@@ -222,6 +262,7 @@ OPTIONS = {
     "lower resolution": lambda: LowerResolution(2),
     "proxy": lambda: Proxy(make_proxy),
     "reuse": lambda: Reuse(0.5),
+    "shortlist": lambda: Shortlist(0.5),
     "gate": lambda: Gate(0.5),
     "replay": lambda: Recorded(torch.arange(STEPS * K).view(STEPS, K).tolist()),
 }
@@ -244,7 +285,7 @@ def test_a_resumed_run_makes_the_same_choices(name, tmp_path):
 
 
 def test_options_work_beside_training_too():
-    for option in (LowerResolution(2), Reuse(0.5), Gate(0.5)):
+    for option in (LowerResolution(2), Reuse(0.5), Shortlist(0.5), Gate(0.5)):
         made = run(option, overlap=True)
         assert torch.isfinite(torch.cat(made.losses)).all()
         assert len(made.seen) == STEPS
@@ -260,6 +301,8 @@ def test_what_makes_no_sense_is_refused():
         (lambda: LowerResolution(1), "`factor` must be at least 2, but is 1"),
         (lambda: Gate(0), r"`share` of `Gate` must be in \(0, 1\], but is 0"),
         (lambda: trainer(Reuse(0.05)), "forwards 4 of 80 candidates, but 8 are chosen"),
+        (lambda: Shortlist(0.5, again=1), r"`again` of `Shortlist` must be in \(0, 1\), but is 1"),
+        (lambda: trainer(Shortlist(0.1)), r"takes 7 candidates by score, but 8 are chosen"),
         (lambda: trainer(LowerResolution(3)), "sides are multiples of 3, but the inputs are"),
         (lambda: trainer(LowerResolution(2), flat), "does not take images of size .4, 4."),
         (lambda: trainer(LowerResolution(), method="negative_il"), "'negative_il' runs no model"),

@@ -13,7 +13,18 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import rholoss as rho
-from rholoss.engine import CropFlip, Folded, Gate, Proxy, Remembered, Resident, Reuse, Trainer, step
+from rholoss.engine import (
+    CropFlip,
+    Folded,
+    Gate,
+    Proxy,
+    Remembered,
+    Resident,
+    Reuse,
+    Shortlist,
+    Trainer,
+    step,
+)
 from rholoss.engine.tuning import Tuning
 
 N, STEPS = 160, 8
@@ -38,6 +49,7 @@ KINDS = {
     "sampled": lambda: {"method": "grad_norm_is"},
     "proxy": lambda: {"scoring": Proxy(lambda: make_model(4))},
     "reuse": lambda: {"scoring": Reuse(0.5), "overlap": True},
+    "shortlist": lambda: {"batch_norm": "eval", "scoring": Shortlist(0.5, by=Folded(0.8))},
     "gate": lambda: {
         "batch_norm": "eval", "scoring": Gate(0.75, by=Folded()), "overlap": True,
     },

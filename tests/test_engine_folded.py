@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.models import ResNet18
-from rholoss.engine import Folded, Gate, Proxy, Resident, Reuse, Trainer
+from rholoss.engine import Folded, Gate, Proxy, Resident, Reuse, Shortlist, Trainer
 from rholoss.engine.folded import FoldedCopy
 from rholoss.engine.fused import FusedConv
 from rholoss.errors import RholossError
@@ -208,7 +208,13 @@ def test_with_the_momentum_of_the_model_they_are_its_running_ones(images, overla
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
-    "wrapped", [lambda f: f, lambda f: Gate(0.75, by=f), lambda f: Reuse(0.75, by=f)]
+    "wrapped",
+    [
+        lambda f: f,
+        lambda f: Gate(0.75, by=f),
+        lambda f: Reuse(0.75, by=f),
+        lambda f: Shortlist(0.75, by=f),
+    ],
 )
 def test_a_resumed_run_has_its_statistics(images, wrapped, overlap):
     whole, _ = run(wrapped(Folded(0.8)), images, overlap=overlap)
@@ -311,7 +317,7 @@ def test_a_model_that_cannot_be_folded_is_told():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("kind", [Gate, Reuse])
+@pytest.mark.parametrize("kind", [Gate, Reuse, Shortlist])
 def test_what_is_forwarded_in_part_can_be_folded_too(images, kind, overlap):
     chosen = []
     for by in (Folded(), None):

@@ -17,6 +17,7 @@ from rholoss.engine import (
     Recorded,
     Resident,
     Reuse,
+    Shortlist,
     Streamed,
     Trainer,
 )
@@ -53,6 +54,7 @@ OPTIONS = {
     "half resolution": lambda: LowerResolution(2),
     "proxy": lambda: Proxy(lambda: make_model(8)),
     "reuse": lambda: Reuse(0.5),
+    "shortlist": lambda: Shortlist(0.5),
     "gate": lambda: Gate(0.5),
     "replay": lambda: Recorded((torch.arange(STEPS * 32) % N).view(STEPS, 32).tolist()),
 }

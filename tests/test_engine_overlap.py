@@ -15,6 +15,7 @@ from rholoss.engine import (
     Remembered,
     Resident,
     Reuse,
+    Shortlist,
     Streamed,
     Trainer,
 )
@@ -35,6 +36,7 @@ KINDS = {
     "folded": lambda: {"batch_norm": "eval", "scoring": Folded()},
     "gate": lambda: {"batch_norm": "eval", "scoring": Gate(0.75, by=Folded())},
     "reuse": lambda: {"scoring": Reuse(0.5)},
+    "shortlist": lambda: {"scoring": Shortlist(0.5)},
     "half resolution": lambda: {"scoring": LowerResolution(2)},
     "streamed": lambda: {"kind": Streamed},
     "remembered": lambda: {"plan": Remembered(math.log(4)), "schedule": rho.window(0, 60)},

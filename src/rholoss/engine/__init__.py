@@ -1,10 +1,11 @@
 """The fast path for data that fits the device: see `Trainer`."""
 
-from rholoss.engine.cheaper import Cheaper, Gate, LowerResolution, Proxy, Reuse
+from rholoss.engine.cheaper import Cheaper, LowerResolution, Proxy
 from rholoss.engine.evaluate import Evaluation, Evaluator
 from rholoss.engine.folded import Folded
 from rholoss.engine.irreducible import fit_ladder, fit_resident, losses_of, one_cycle
 from rholoss.engine.optimizers import adamw
+from rholoss.engine.partial import Gate, Reuse, Shortlist
 from rholoss.engine.replay import Recorded
 from rholoss.engine.resident import CropFlip, Resident
 from rholoss.engine.streamed import Streamed
@@ -30,6 +31,7 @@ __all__ = [
     "Remembered",
     "Resident",
     "Reuse",
+    "Shortlist",
     "Situation",
     "Streamed",
     "Trainer",

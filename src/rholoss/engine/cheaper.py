@@ -14,7 +14,6 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from rholoss import core
 from rholoss.engine.optimizers import MakeOptimizer, adamw, for_graphs
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
@@ -33,6 +32,7 @@ class Cheaper:
     """A way to score. The base class scores exactly: every candidate, by the model itself."""
 
     learns = False  # whether `update` does something
+    only_forwarded = False  # whether the others are not chosen, though something is known of them
 
     def attach(self, step: DeviceStep) -> None:
         """Make buffers; raise where the option makes no sense. Called once, before the first step."""
@@ -88,7 +88,7 @@ class LowerResolution(Cheaper):
 
     def attach(self, step: DeviceStep) -> None:
         """Check that these are images, and that the model takes smaller ones."""
-        _check_runs_model(self, step)
+        check_runs_model(self, step)
         size = step.data.size
         if not step.data.images or any(side % self.factor for side in size):
             raise RholossError(
@@ -142,8 +142,8 @@ class Proxy(Cheaper):
 
     def attach(self, step: DeviceStep) -> None:
         """Make the model and its optimizer on the device."""
-        _check_runs_model(self, step)
-        _check_new(self, self.model is None)
+        check_runs_model(self, step)
+        check_new(self, self.model is None)
         self.model = self.make_model().to(step.data.device).train()
         self.optimizer = for_graphs(self.make_optimizer(self.model.parameters()), step.data.device)
 
@@ -187,138 +187,8 @@ class Proxy(Cheaper):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class Partial(Cheaper):
-    """Forwards a share of the candidates, by the model itself or by another option (`Folded`)."""
-
-    def __init__(self, share: float = 0.5, by: Cheaper | None = None) -> None:
-        if not 0 < share <= 1:
-            raise RholossError(
-                f"`share` of `{type(self).__name__}` must be in (0, 1], but is {share}; 0.5 forwards half."
-            )
-        self.share, self.by = share, by or Cheaper()
-        if self.by.learns or isinstance(self.by, Partial):
-            raise RholossError(
-                f"`by` of `{type(self).__name__}` is a `{type(self.by).__name__}`; what is forwarded can be "
-                "forwarded by `Folded` or `LowerResolution`."
-            )
-
-    def attach(self, step: DeviceStep) -> None:
-        """How many are forwarded: at least as many as are chosen."""
-        self.by.attach(step)
-        candidates = step.order.size
-        self.num = core.num_selected(candidates, self.share)
-        if self.num < step.k:
-            raise RholossError(
-                f"`{type(self).__name__}`({self.share}) forwards {self.num} of {candidates} candidates, but "
-                f"{step.k} are chosen; pass a share of at least {step.k / candidates:.3g}."
-            )
-
-    def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Only those that are forwarded."""
-        return self.num, self.num
-
-    def replica(self, step: DeviceStep) -> Any:
-        """That of the other option."""
-        return self.by.replica(step)
-
-    def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
-        """Those of the other option."""
-        return self.by.flops(step, x, y)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """That of the other option."""
-        return self.by.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with it."""
-        self.by.load_state_dict(state)
-
-
-class Reuse(Partial):
-    """Forward only the share of candidates whose last known loss is oldest; the others keep theirs.
-
-    A candidate that was never forwarded has no loss yet and is not chosen; the first to be forwarded are
-    those. Every row is a candidate once an epoch, so a loss that is reused is at least about an epoch old.
-    """
-
-    loss: Tensor | None = None
-
-    def attach(self, step: DeviceStep) -> None:
-        """Make room for the last loss of each row, by id."""
-        _check_new(self, self.loss is None)
-        if step.needs != {"loss"} or step.draws > 1:
-            raise RholossError(
-                f"`Reuse` keeps training losses, but the method {step.method.name!r} reads "
-                f"{', '.join(sorted(step.method.needs)) or 'nothing'}; use 'rho' or 'loss'."
-            )
-        size, device = int(step.data.ids.max()) + 1, step.data.device
-        super().attach(step)
-        self.loss = torch.full((size,), torch.nan, device=device)
-        self.seen = torch.full((size,), -1, dtype=torch.long, device=device)  # at which step
-        # Its own count: the step's number moves while scoring runs beside training.
-        self.now = torch.zeros(1, dtype=torch.long, device=device)
-
-    def measure(
-        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
-    ) -> Measured:
-        """New losses of the oldest, old losses of the others."""
-        assert self.loss is not None
-        age = self.seen.index_select(0, candidates.index)
-        oldest = age.sort(stable=True).indices[: self.num]  # where alike, the earlier position
-        forwarded = candidates.take(oldest)
-        measured, _ = self.by.measure(step, model, forwarded, generator)
-        self.loss.index_copy_(0, forwarded.index, measured["loss"].float())
-        self.seen.index_copy_(0, forwarded.index, self.now.expand(self.num))
-        self.now += 1
-        return {"loss": self.loss.index_select(0, candidates.index)}, oldest
-
-    def moved(self) -> list[Tensor]:
-        """The losses and when they were seen."""
-        assert self.loss is not None
-        return [self.loss, self.seen, self.now]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The losses and when they were seen."""
-        loss, seen, now = (tensor.to("cpu", copy=True) for tensor in self.moved())
-        return {"loss": loss, "seen": seen, "now": now, **(super().state_dict() or {})}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with saved losses."""
-        for tensor, name in zip(self.moved(), ("loss", "seen", "now"), strict=True):
-            tensor.copy_(state[name])
-        super().load_state_dict(state)
-
-
-class Gate(Partial):
-    """Forward only the share of candidates with the lowest irreducible loss; the rest is not chosen.
-
-    What a holdout model finds hard is noise or out of reach, and seldom the most reducible.
-    """
-
-    def attach(self, step: DeviceStep) -> None:
-        """Check that there is a table of irreducible losses, and something to forward."""
-        _check_runs_model(self, step)
-        if step.irreducible is None:
-            raise RholossError(
-                f"`Gate` needs a table of irreducible losses, but the method {step.method.name!r} "
-                f"{'has a live model' if step.live is not None else 'reads none'}; use 'rho' with what "
-                "`fit_irreducible` returned."
-            )
-        super().attach(step)
-
-    def measure(
-        self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
-    ) -> Measured:
-        """Of those that pass; NaN for the others."""
-        assert step.irreducible is not None
-        loss_B = step.irreducible.index_select(0, candidates.index)
-        lowest = loss_B.sort(stable=True).indices[: self.num]
-        part, _ = self.by.measure(step, model, candidates.take(lowest), generator)
-        unknown = torch.full_like(loss_B, torch.nan)
-        return {name: unknown.index_copy(0, lowest, v.float()) for name, v in part.items()}, lowest
-
-
-def _check_runs_model(option: Cheaper, step: DeviceStep) -> None:
+def check_runs_model(option: Cheaper, step: DeviceStep) -> None:
+    """Raise where nothing is scored by a model."""
     if not step.runs_model:
         raise RholossError(
             f"`{type(option).__name__}` makes scoring cheaper, but the method {step.method.name!r} runs "
@@ -326,7 +196,8 @@ def _check_runs_model(option: Cheaper, step: DeviceStep) -> None:
         )
 
 
-def _check_new(option: Cheaper, new: bool) -> None:
+def check_new(option: Cheaper, new: bool) -> None:
+    """Raise where an option that holds state has another trainer's."""
     if not new:
         raise RholossError(
             f"This `{type(option).__name__}` belongs to another trainer and holds its state; make one "

@@ -77,16 +77,14 @@ class Counters:
         self.broken += ~loss.isfinite()
         self.row += 1
 
-    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> Tensor:
+    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> None:
         """Count scores that cannot be used; only those that were forwarded should have one.
 
-        Returns the mean of the others. It may run beside `record` (overlapped scoring), so it leaves
-        `row` alone.
+        It may run beside `record` (overlapped scoring), so it leaves `row` alone.
         """
         looked_at = score_B if forwarded is None else score_B.index_select(0, forwarded)
         self.not_finite += (looked_at == -torch.inf).sum()
         self.short += score_B.isfinite().sum() < enough
-        return mean_of_finite(score_B)
 
 
 # The parts that are compiled: functions of their arguments alone, so that all trainers of a process
@@ -141,6 +139,7 @@ def unpicked(score_B: Tensor, k: int, generator: Any) -> Selection:
 def rank(
     scores: Method,
     enough: int,
+    only_forwarded: bool,
     counters: Counters,
     index: Tensor,
     measured: dict[str, Tensor],
@@ -149,12 +148,18 @@ def rank(
 ) -> tuple[Tensor, Tensor]:
     """Scores of the candidates by a method without a pick, and their mean.
 
-    Those that cannot be used are counted, and whether `enough` others are left.
+    Those that cannot be used are counted, and whether `enough` others are left. With `only_forwarded` the
+    others are in the mean alone.
     """
     if irreducible is not None:
         measured = {**measured, "irreducible_loss": irreducible.index_select(0, index)}
     _, score_B = core.choose(scores, Stats(index, measured), enough, None)  # type: ignore[arg-type]
-    return score_B, counters.guard(score_B, enough, forwarded)
+    mean = mean_of_finite(score_B)
+    if only_forwarded and forwarded is not None:
+        left_out = torch.full_like(score_B, -torch.inf)
+        score_B = left_out.index_copy(0, forwarded, score_B.index_select(0, forwarded))
+    counters.guard(score_B, enough, forwarded)
+    return score_B, mean
 
 
 def chosen_rows(candidates: Examples, b: Tensor, score_B: Tensor) -> tuple[Tensor, ...]:
@@ -250,7 +255,9 @@ class DeviceStep:
         self._note = functools.partial(self.wrap(note), counters, rate)
         scores = dataclasses.replace(method, pick=unpicked)
         enough = 1 if getattr(method.pick, "replacement", False) else k
-        self._rank = functools.partial(self.wrap(rank), scores, enough, counters)
+        self.scoring = scoring or Cheaper()
+        only = self.scoring.only_forwarded
+        self._rank = functools.partial(self.wrap(rank), scores, enough, only, counters)
         self._chosen = self.wrap(chosen_rows)
         sorts = self.tuning.compiled_sort and method.pick is picks.top_k  # others draw
         self._pick = self.wrap(method.pick) if sorts else method.pick
@@ -258,7 +265,6 @@ class DeviceStep:
         self._books = torch.cuda.Stream(data.device, priority=-1) if own else None
         # Around what a step does to choose. The host's clock; a captured step has none.
         self.timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        self.scoring = scoring or Cheaper()
         self.scoring.attach(self)
 
     def measure(
