@@ -160,10 +160,22 @@ def test_a_shortlist_forwards_what_promises_most_and_some_of_what_was_left_out_f
 
     made = run(Shortlist(0.5, again=0.25))
     assert same(made.seen, by_hand(score))
+    option = made.body.scoring
+    assert torch.equal(option.seen, seen)
+    assert torch.allclose(option.loss, last, equal_nan=True)
     assert (made.ledger.scored, made.ledger.forwards) == (STEPS * B // 2, STEPS * B // 2)
     assert made.counters.not_finite == made.counters.short == 0
     waiting = seen == -1  # unknown rows of high irreducible loss promise least
     assert IL[waiting].mean() > IL[~waiting].mean() + 0.2
+
+
+def test_what_is_left_out_is_not_chosen_however_high_its_last_loss():
+    made = trainer(Shortlist(0.5))
+    option, first = made.body.scoring, next(candidates())
+    option.loss[first] = 9.0  # higher than any is by now
+    made.train(1)
+    made.flush()
+    assert (option.seen[made.seen[0]] == 0).all()
 
 
 def test_what_is_expected_of_those_left_out_counts_in_the_mean_of_the_candidates():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
@@ -43,7 +43,9 @@ def _means(
     }
 
 
-def tuned_best(lines: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
+def tuned_best(
+    lines: Iterable[Mapping[str, Any]], among: Container[str] = ARMS
+) -> tuple[str, float] | None:
     """The RHO-type arm of the main race that tuning puts first, with its mean over the label sets.
 
     Of those that were tuned on every label set; None if none was.
@@ -52,7 +54,9 @@ def tuned_best(lines: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
     scores = {
         name: [max(means[race, labels, name].values()) for labels in LABELS["cifar10"]]
         for name, arm in ARMS.items()
-        if arm.rho_type and all((race, labels, name) in means for labels in LABELS["cifar10"])
+        if name in among
+        and arm.rho_type
+        and all((race, labels, name) in means for labels in LABELS["cifar10"])
     }
     if not scores:
         return None

@@ -260,6 +260,16 @@ def planned(plan: Plan) -> str:
     return ", ".join(parts)
 
 
+def _until_then(lines: Sequence[Line], first: str) -> str:
+    """Which arm stands for the first one as long as that was not raced in the main table."""
+    final = [Cell.of(line) for line in lines if line["split"] == "final"]
+    raced = {cell.arm for cell in final if _plain(cell) and cell.n_b != 32}
+    best = tuned_best(lines, raced)
+    if first in raced or best is None:
+        return ""
+    return f" It has no final runs yet; of those that have, **{best[0]}** is first ({best[1]:.2f})."
+
+
 def page(lines: Sequence[Line], curves: Path | None) -> str:
     """Everything that was run, and what was not."""
     shown = [arm for name, arm in ARMS.items() if any(line["arm"] == name for line in lines)]
@@ -279,7 +289,8 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
     if first is not None:
         text += [
             f"Of the RHO-type arms that were tuned on every label set, **{first[0]}** has the highest mean "
-            f"({first[1]:.2f}): it is the one that stands for them, whatever the test set says of others.",
+            f"({first[1]:.2f}): it is the one that stands for them, whatever the test set says of others."
+            + _until_then(lines, first[0]),
             "",
         ]
     if curves is not None:
