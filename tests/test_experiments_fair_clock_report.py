@@ -106,6 +106,21 @@ def test_every_final_run_is_in_the_table_where_it_belongs():
     assert text.count("Not run yet.") == 3  # abundant data, 60 s, CIFAR-100
 
 
+def test_the_page_says_who_stands_for_the_first_of_tuning_until_that_is_raced():
+    accuracies = {"annealed": 80, "remembered": 82, "rho k=5": 70}
+    tune = [
+        line(arm, accuracy, labels=labels)
+        for labels in LABELS["cifar10"]
+        for arm, accuracy in accuracies.items()
+    ]
+    raced = [line(arm, split="final") for arm in ("annealed", "rho k=5")]
+    text = page([*tune, *raced, line("remembered", split="final", n_b=32)], None)
+    assert "**remembered** has the highest mean (82.00)" in text
+    assert "It has no final runs yet; of those that have, **annealed** is first (80.00)." in text
+    text = page([*tune, *raced, line("remembered", split="final")], None)
+    assert "no final runs yet" not in text
+
+
 def test_tuning_runs_of_other_races_are_told_apart():
     lines = [
         line(accuracy=80),
