@@ -149,6 +149,10 @@ def test_the_page_says_what_its_arms_do():
     assert len(set(told.values())) == len(told)  # no two arms are the same
     assert told["minus IL 10 %"].endswith("without the 10 % of highest irreducible loss")
     assert told["loss k=2"].startswith("training loss chooses one of 2 to the end")
+    assert (
+        "only the 60 % that promise most are scored"
+        in told["annealed, measured, early IL, shortlist"]
+    )
     assert told["random half"] == "a fresh random 50 % of the rows each pass"
     assert told["remembered, skip alone"] == "50 % of what is learnt is skipped"
     assert told["remembered, measured"] == (

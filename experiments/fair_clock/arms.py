@@ -31,6 +31,7 @@ class Arm:
     # step with the weights; 'train' takes those of the candidates, 'rows', folded, those of some of them.
     batch_norm: str = "eval"
     overlap: bool = True  # scored beside training, which is cheaper, and one step stale
+    shortlist: float = 1.0  # share of the candidates that are scored: those that promise most
 
     @property
     def needs_il(self) -> bool:
@@ -124,6 +125,13 @@ ARMS = {
         # Folded with recent statistics: the cheapest scoring that ends as high as exact scoring.
         _annealed("annealed, measured", **_FOLDED, plan=_measured),
         _annealed("annealed, measured, early IL", **_FOLDED, plan=_measured, il_epochs=6),
+        _annealed(
+            "annealed, measured, early IL, shortlist",
+            **_FOLDED,
+            plan=_measured,
+            il_epochs=6,
+            shortlist=0.6,
+        ),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, measured", part / 100, **_FOLDED, plan=_measured)
@@ -220,6 +228,7 @@ class Kind:
     planned: str = ""  # name of the first arm that has the plan
     batch_norm: str = "eval"
     overlap: bool = True
+    shortlist: float = 1.0
 
     @property
     def key(self) -> str:
@@ -227,7 +236,8 @@ class Kind:
         by = f" by {self.planned}" if self.planned else ""
         norm = f", {self.batch_norm} BN" if self.batch_norm != "eval" else ""
         fresh = "" if self.overlap else ", fresh"
-        return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}{fresh}"
+        short = f", shortlist of {self.shortlist:.0%}" if self.shortlist < 1 else ""
+        return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}{fresh}{short}"
 
 
 def kinds(cell: Cell) -> tuple[Kind, Kind]:
@@ -235,5 +245,5 @@ def kinds(cell: Cell) -> tuple[Kind, Kind]:
     arm = ARMS[cell.arm]
     planned = next((one.name for one in ARMS.values() if arm.plan and one.plan is arm.plan), "")
     plain = Kind("uniform", cell.n_b, planned=planned)
-    scores = Kind(arm.method, cell.n_b, arm.k, planned, arm.batch_norm, arm.overlap)
+    scores = Kind(arm.method, cell.n_b, arm.k, planned, arm.batch_norm, arm.overlap, arm.shortlist)
     return (scores if arm.scores else plain), plain

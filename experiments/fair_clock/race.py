@@ -21,6 +21,7 @@ from rholoss.engine import (
     Evaluator,
     Folded,
     Resident,
+    Shortlist,
     Trainer,
     fit_ladder,
     fit_resident,
@@ -132,10 +133,11 @@ class Race:
         scoring: dict[str, Any] = {}
         if arm.scores:  # what each costs: benchmarks/results/step.md
             options = FOLDED.get(arm.batch_norm)
+            by = None if options is None else Folded(**options)
             scoring = {
                 "overlap": arm.overlap,
                 "batch_norm": "eval" if arm.batch_norm in ("eval", "recent") else "train",
-                "scoring": None if options is None else Folded(**options),
+                "scoring": Shortlist(arm.shortlist, by=by) if arm.shortlist < 1 else by,
             }
         trainer = Trainer(
             ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
@@ -170,8 +172,8 @@ class Race:
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
         plan = ARMS[kind.planned].plan if kind.planned else None
         steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
-        norm = {"batch_norm": kind.batch_norm, "overlap": kind.overlap}
-        arm = Arm("", kind.method, kind.k, plan=plan, **norm)
+        how = ("batch_norm", "overlap", "shortlist")
+        arm = Arm("", kind.method, kind.k, plan=plan, **{name: getattr(kind, name) for name in how})
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
         self._wait()

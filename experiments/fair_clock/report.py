@@ -226,6 +226,8 @@ def about(arm: Arm) -> str:
         method = {"rho": "RHO-LOSS", "loss": "training loss"}[arm.method]
         scored = STATISTICS[arm.batch_norm] + (", one step stale" if arm.overlap else "")
         parts.append(f"{method} chooses one of {arm.k} {until}, scored with {scored}")
+        if arm.shortlist < 1:
+            parts.append(f"only the {arm.shortlist:.0%} that promise most are scored")
     if arm.needs_il:
         *rungs, last = map(str, (*arm.rungs, arm.il_epochs))
         epochs = f"{', '.join(rungs)} and {last}" if rungs else last
