@@ -303,6 +303,8 @@ def test_some_parts_may_fail_where_the_paper_says_so(tmp_path):
     assert verdict(higher, lower, lower, lower) == IN_PART
     assert verdict(lower, lower) == FAILS  # some part must hold
     assert verdict(lower, absent, absent) == f"{FAILS} (2 of 3 parts not run)"
+    assert verdict(higher, absent, absent) == f"{HOLDS} (2 of 3 parts not run)"  # one must
+    assert verdict(higher, absent, absent, absent) == "open (3 of 4 parts not run)"  # two must
 
 
 def test_a_run_that_broke_off_is_told_beside_the_verdict(tmp_path):

@@ -16,6 +16,7 @@ from experiments.bench.numbers import Line, Results, mean, spread, weakest_final
 Measure = Callable[..., float | None]  # of a line, and of what `Compare` says beside
 MANY = 8  # parts, of which only the number that holds is told
 NOT_RUN, HOLDS, IN_PART, FAILS = "not run", "holds", "holds in part", "does not hold"
+OPEN = "open"  # of a number of parts that must hold, too few were run
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ class Claim:
         if not ran:
             return self.why, NOT_RUN
         verdict = self._together([verdict for _, _, verdict in ran])
+        if verdict == HOLDS and self.spare and len(ran) < len(judged) - self.spare:
+            verdict = OPEN
         short = sorted(set().union(*(part.short(study, results) for part in self.parts)))
         seeds = min(part.seeds(study, results) for part in self.parts)
         if seeds < study.seeds:

@@ -155,7 +155,7 @@ def sections(best: Choices) -> list[Section]:
 
     return [
         Section(
-            "Main table: 17 s, all training points, each arm at its best n_b and rate",
+            "Main table: 17 s, all training points, each arm at its best known n_b and rate",
             lambda cell: usual(cell) and cell.il == "inside",
         ),
         Section(
@@ -308,7 +308,7 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
         "",
         *(f"- {place}" for place in where),
         "",
-        "Commands, as they were given:",
+        "Commands, as they were given (some were cut off by time, some name arms that are gone):",
         "",
     ]
     text += ["```", *commands, "python -m experiments.fair_clock report", "```", ""]
@@ -320,13 +320,13 @@ INTRODUCTION = """# The fair race: who is ahead at equal wall clock?
 ResNet-18 on CIFAR. Every arm has the same seconds of one H200, learning rate up over a tenth of its steps
 and then down to zero, bf16, random crops and flips, the same initial weights for a seed. A budget is turned
 into steps by step times measured alone in the same call; compiling and capturing the training step, and
-evaluating, are in nobody's time. **Irreducible losses (2-fold cross-fit of the small
-CNN) are paid from the budget** unless a table says "reused"; those of a label set are fitted once, for all
-seeds. Batch size and rate are chosen on 5,000 training points held out (with labels as noisy as the rest); an
-arm that was not tuned by itself takes uniform's, and what was not tuned at all (60 s, half of the data) takes
-those of the main table. The test set is read once, at the end of a final run. Numbers: accuracy in %, mean ±
-standard deviation (seeds; runs that diverged are among them); difference to uniform seed by seed with its
-95 % t interval. Lines: [runs.jsonl](runs.jsonl). What was found, and what it means:
+evaluating, are in nobody's time. **Irreducible losses (2-fold cross-fit of the small CNN) are paid from the
+budget** unless a table says "reused"; those of a label set are fitted once a call, for all its seeds. Batch
+size and rate are chosen on 5,000 training points held out (with labels as noisy as the rest); an arm that
+was not tuned by itself takes what was uniform's then, and what was not tuned at all (60 s, half of the
+data) takes those of the main table. The test set is read once, at the end of a final run. Numbers: accuracy
+in %, mean ± standard deviation (seeds; runs that diverged are among them); difference to uniform seed by
+seed with its 95 % t interval. Lines: [runs.jsonl](runs.jsonl). What was found, and what it means:
 [FINDINGS.md](FINDINGS.md). The arms:
 """
 

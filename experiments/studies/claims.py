@@ -145,7 +145,8 @@ CLAIMS: list[Claim] = [
         ],
     ),
     Claim(
-        "Figure 3: all methods pick fewer already-correct points than uniform",
+        "Figure 3: all methods pick fewer already-correct points than uniform (in epochs below the weakest "
+        "arm's final accuracy)",
         "all below (a plot)",
         "fig3",
         [fewer_known(FIG3_KNOWN, arm) for arm in (R18, SMALL, *GREEDY)],
