@@ -27,7 +27,7 @@ def counters():
 def test_scores_are_ranked_by_the_table_of_their_ids(counters):
     table = torch.tensor([1.0, 2.0, NAN, 4.0, 8.0])
     measured = {"loss": torch.tensor([9.0, NAN, INF, 6.0])}
-    score_B, mean = step.rank(SCORES["rho"], 2, counters, INDEX, measured, table, None)
+    score_B, mean = step.rank(SCORES["rho"], 2, False, counters, INDEX, measured, table, None)
     assert score_B.tolist() == [1.0, -INF, -INF, 2.0]
     assert mean == 1.5
     assert counters.not_finite == 2
@@ -38,14 +38,24 @@ def test_scores_are_ranked_by_the_table_of_their_ids(counters):
 def test_only_what_was_forwarded_should_have_a_score(counters):
     measured = {"loss": torch.tensor([9.0, NAN, NAN, 6.0])}
     forwarded = torch.tensor([0, 1])
-    step.rank(SCORES["loss"], 2, counters, INDEX, measured, None, forwarded)
+    step.rank(SCORES["loss"], 2, False, counters, INDEX, measured, None, forwarded)
     assert counters.not_finite == 1
+
+
+def test_what_was_not_forwarded_may_be_in_the_mean_alone(counters):
+    measured = {"loss": torch.tensor([9.0, 1.0, 8.0, 6.0])}
+    forwarded = torch.tensor([3, 1])
+    scores, mean = step.rank(SCORES["loss"], 3, True, counters, INDEX, measured, None, forwarded)
+    assert scores.tolist() == [-INF, 1.0, -INF, 6.0]
+    assert mean == 6.0
+    assert counters.not_finite == 0
+    assert counters.short == 1  # two are left of three
 
 
 @pytest.mark.parametrize(("enough", "short"), [(1, 0), (2, 0), (3, 1)])
 def test_a_step_is_short_of_scores_where_too_few_can_be_used(counters, enough, short):
     measured = {"grad_norm": torch.tensor([NAN, 0.2, 0.5, NAN])}
-    step.rank(SCORES["grad_norm"], enough, counters, INDEX, measured, None, None)
+    step.rank(SCORES["grad_norm"], enough, False, counters, INDEX, measured, None, None)
     assert counters.short == short
 
 
