@@ -98,9 +98,6 @@ OPTIONS = {
         lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": True}
     ),
     "folded, statistics of 32": Option(lambda setup: Folded(rows=32)),
-    "folded, statistics of 32, overlapped": Option(
-        lambda setup: Folded(rows=32), {"overlap": True}
-    ),
     "half resolution": Option(lambda setup: LowerResolution(2)),
     "proxy": Option(lambda setup: Proxy(setup.small)),
     "reuse, half forwarded": Option(lambda setup: Reuse(0.5)),
@@ -271,10 +268,9 @@ def train(setup: Setup, name: str, steps: int, seed: int, log: Path) -> dict[str
             torch.cuda.synchronize()
         marks.append((time.perf_counter() - started) / num)
     run.flush()
-    batch_size = 1000
     classes = int(setup.test.targets.max()) + 1
     result = Evaluator(
-        run.model, setup.test, num_classes=classes, batch_size=batch_size, capture=False,
+        run.model, setup.test, num_classes=classes, batch_size=1000, capture=False,
         precision=setup.precision,
     )()  # fmt: skip
     warm = marks[2:] or marks  # the first chunks compile and capture
@@ -383,9 +379,8 @@ def main(words: list[str] | None = None) -> None:
         names = [name for name in arguments.options if (name, seed) not in done]
         if arguments.mode == "scores":
             names = [name for name in names if name not in (EXACT, REPLAY, "uniform")]
-            if not names:
-                continue
-            for row in compare_scores(setup, names, arguments.steps, arguments.moments, seed):
+            how = (arguments.steps, arguments.moments, seed)
+            for row in compare_scores(setup, names, *how) if names else ():
                 keep(seed, row)
             continue
         if REPLAY in names and EXACT not in names:
