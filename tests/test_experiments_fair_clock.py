@@ -155,6 +155,8 @@ def test_a_plus_begins_further_runs_of_the_same_call():
         ["tune", "--dataset", "cifar100", "--seeds", "1"],
         ["tune", "--dataset", "cifar100", "--lr", "1e-3"],
     ]
+    with pytest.raises(SystemExit, match="2"):  # what is to be done is missing
+        command.main([])
     with pytest.raises(SystemExit, match="One call has one --dataset"):
         command.main(["final", "--n-b", "8", "--lr", "1e-3", "+", "--dataset", "cifar100"])
 

@@ -75,7 +75,8 @@ def _choices(a: argparse.Namespace, cell: Cell, lines: list[dict[str, Any]]) -> 
 
 def parts(words: list[str]) -> list[list[str]]:
     """Words between `+`; what is to be done and with which data set is told once, in the first part."""
-    first, *others = [list(part) for plus, part in itertools.groupby(words, "+".__eq__) if not plus]
+    found = [list(part) for plus, part in itertools.groupby(words, "+".__eq__) if not plus]
+    first, *others = found or [[]]
     a = arguments(first)
     return [first, *([a.what, "--dataset", a.dataset, *part] for part in others)]
 
