@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures_race import line
-from torch import nn
+from fixtures_race import line, tiny_race
 
 from experiments import records
 from experiments.fair_clock import __main__ as command
@@ -161,30 +160,9 @@ def test_a_plus_begins_further_runs_of_the_same_call():
         command.main(["final", "--n-b", "8", "--lr", "1e-3", "+", "--dataset", "cifar100"])
 
 
-def tiny_model(num_classes):
-    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, num_classes))
-
-
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """A race over forty images a file, on the CPU."""
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
-        lines = rng.integers(0, 256, (40, 3073), dtype=np.uint8)
-        lines[:, 0] %= 10
-        lines.tofile(folder / name)
-    monkeypatch.setattr(racing, "NUM_VALIDATION", 40)
-    monkeypatch.setattr(racing, "IL_RECIPE", {"batch_size": 32, "learning_rate": 1e-3})
-    monkeypatch.setattr(racing, "CHUNK", 2)
-    for name in ("ResNet18", "SmallCNN"):
-        monkeypatch.setattr(racing, name, tiny_model)
-    monkeypatch.setattr(racing, "Folded", lambda *given: None)  # there is nothing to fold
-    made = Race("cifar10", str(tmp_path), precision="fp32", compile=False)
-    made.times = {"uniform 8 of 8": 1.0, "scoring 8 of 32 by annealed": 2.0}
-    made.times |= {f"planned 8 of 8 by {a}": 1.0 for a in ("annealed", "remembered", "random half")}
-    return made
+    return tiny_race(tmp_path, monkeypatch)
 
 
 def test_each_kind_of_step_is_timed_as_its_arm_takes_it(tiny, monkeypatch):
