@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,29 @@ def small_model() -> nn.Module:
     )
 
 
+def irreducible() -> rho.Irreducible:
+    """Irreducible losses of the demo's training rows."""
+    splits = load()
+    torch.manual_seed(0)
+    return rho.fit_irreducible(
+        small_model, Digits(splits["holdout"]), score=rho.WithIndex(Digits(splits["train"]))
+    )
+
+
+@functools.cache
+def test_digits() -> Digits:
+    """Of the demo; unpacking takes a moment."""
+    return Digits(load()["test"])
+
+
+def accuracy_of(model: nn.Module) -> float:
+    """On the demo's test digits, in %."""
+    test = test_digits()
+    with torch.no_grad():
+        right = (model(test.x).argmax(1) == test.targets).float().mean()
+    return round(100 * float(right), 2)
+
+
 class Old:
     """The model as it was `age` steps ago; as it was at first, before there were so many."""
 
@@ -58,8 +82,7 @@ def run(
     way: str, age: int, rate: float, seed: int, steps: int, il: rho.Irreducible
 ) -> dict[int, float]:
     """Test accuracy in % at some steps."""
-    splits = load()
-    train, test = rho.WithIndex(Digits(splits["train"])), Digits(splits["test"])
+    train = rho.WithIndex(Digits(load()["train"]))
     torch.manual_seed(seed)
     model = target_model()
     old, optimizer = Old(model, age), torch.optim.AdamW(model.parameters(), lr=rate)
@@ -82,9 +105,7 @@ def run(
         optimizer.step()
         optimizer.zero_grad()
         if step in MOMENTS or step == steps:
-            with torch.no_grad():
-                right = (model(test.x).argmax(1) == test.targets).float().mean()
-            found[step] = round(100 * float(right), 2)
+            found[step] = accuracy_of(model)
     return found
 
 
@@ -106,11 +127,7 @@ def main(words: list[str] | None = None) -> None:
     todo = [cell for cell in asked if cell not in have]
     if not todo:
         return
-    splits = load()
-    torch.manual_seed(0)
-    il = rho.fit_irreducible(
-        small_model, Digits(splits["holdout"]), score=rho.WithIndex(Digits(splits["train"]))
-    )  # fmt: skip
+    il = irreducible()
     with Bar(len(todo), "staleness") as bar:
         for cell in todo:
             accuracy = run(*cell, il)
