@@ -72,9 +72,8 @@ def main(words: list[str] | None = None) -> None:
     if min(a.candidates) <= K:
         parser.error(f"`--candidates` must be more than the {K} that are chosen.")
     fields = ("candidates", "seed", "steps")
-    have = {tuple(line[name] for name in fields) for line in records.read(a.out)}
     asked = [(num, seed, a.steps) for seed in a.seeds for num in (K, *a.candidates)]
-    todo = [cell for cell in asked if cell not in have]
+    todo = records.missing(a.out, fields, asked)
     if not todo:
         return
     il = irreducible()

@@ -122,9 +122,8 @@ def main(words: list[str] | None = None) -> None:
     ways = [(UNIFORM, 0), *((CHOSEN, age) for age in a.ages)]
     ways += [(TWICE, age) for age in a.ages if age]
     fields = ("way", "age", "rate", "seed", "steps")
-    have = {tuple(line[name] for name in fields) for line in records.read(a.out)}
     asked = [(*way, rate, seed, a.steps) for seed in a.seeds for rate in a.rates for way in ways]
-    todo = [cell for cell in asked if cell not in have]
+    todo = records.missing(a.out, fields, asked)
     if not todo:
         return
     il = irreducible()

@@ -12,6 +12,7 @@ measured again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -97,12 +98,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args(words)
     fields = ("labels", "plan", "seed", "passes")
-    have = {tuple(line[name] for name in fields) for line in records.read(a.out)}
-    todo = [
-        (labels, plan, seed, a.passes)
-        for seed in a.seeds for labels in a.labels for plan in a.plans
-        if (labels, plan, seed, a.passes) not in have
-    ]  # fmt: skip
+    asked = itertools.product(a.seeds, a.labels, a.plans)
+    cells = [(labels, plan, seed, a.passes) for seed, labels, plan in asked]
+    todo = records.missing(a.out, fields, cells)
     true = np.array(load()["train"].true)
     with Bar(len(todo), "wrong labels") as bar:
         for cell in todo:

@@ -251,8 +251,7 @@ def staleness_page(found: list[dict[str, Any]]) -> list[str]:
             ours = [r for r in found if (r["way"], r["age"], r["rate"]) == (way, age, rate)]
             name = f"{way}, {age} step{'s' * (age > 1)} old" if age else f"{way}, newest weights"
             name = way if way == "uniform" else name
-            means = (statistics.fmean(r["accuracy"][str(m)] for r in ours) for m in moments)
-            lines.append(f"| {name} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
+            lines.append(f"| {name} | {_means([r['accuracy'] for r in ours], moments)} |")
     return lines
 
 
@@ -277,11 +276,15 @@ def candidates_page(found: list[dict[str, Any]]) -> list[str]:
         lines.append("|---" * (2 + len(moments)) + "|")
         for num in sorted({row["candidates"] for row in found}):
             ours = [row[field] for row in found if row["candidates"] == num]
-            means = [statistics.fmean(row[str(moment)] for row in ours) for moment in moments]
-            told = " | ".join(f"{mean:.1f}" for mean in means)
             name, price = ("32: uniform", 1.0) if num == 32 else (str(num), 1 + num / 96)
-            lines.append(f"| {name} | {price:.1f}x | {told} |")
+            lines.append(f"| {name} | {price:.1f}x | {_means(ours, moments)} |")
     return lines
+
+
+def _means(found: list[dict[str, float]], moments: list[int]) -> str:
+    """Cells of a row: means over runs at these moments."""
+    means = (statistics.fmean(run[str(moment)] for run in found) for moment in moments)
+    return " | ".join(f"{mean:.1f}" for mean in means)
 
 
 def _mean_share(found: list[dict[str, Any]], name: str) -> str:

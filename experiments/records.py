@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ def read(*paths: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except json.JSONDecodeError:
                 continue
+
+
+def missing(path: Path, fields: Sequence[str], asked: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Those that have no line yet, of cells that are told by these fields."""
+    have = {tuple(line[name] for name in fields) for line in read(path)}
+    return [cell for cell in asked if cell not in have]
 
 
 def append(path: Path, record: dict[str, Any]) -> None:

@@ -169,6 +169,16 @@ def test_a_shortlist_forwards_what_promises_most_and_some_of_what_was_left_out_f
     assert IL[waiting].mean() > IL[~waiting].mean() + 0.2
 
 
+def test_a_shortlist_is_by_the_scores_of_the_method():
+    """Irreducible losses may be there for another reason: rows that are dropped once nothing is scored."""
+    dropping = rho.annealed(STEPS, switch=0.5, drop=0.1)
+    made = trainer(Shortlist(0.5), method="loss", schedule=dropping)
+    option, first = made.body.scoring, next(candidates())
+    option.loss[first] = torch.arange(80.0) * 1e-3  # by far less than irreducible losses differ
+    made.train(1)
+    assert (option.seen[first[44:]] == 0).all()  # the 36 highest losses
+
+
 def test_what_is_left_out_is_not_chosen_however_high_its_last_loss():
     made = trainer(Shortlist(0.5))
     option, first = made.body.scoring, next(candidates())
@@ -315,6 +325,7 @@ def test_what_makes_no_sense_is_refused():
         (lambda: trainer(Reuse(0.05)), "forwards 4 of 80 candidates, but 8 are chosen"),
         (lambda: Shortlist(0.5, again=1), r"`again` of `Shortlist` must be in \(0, 1\), but is 1"),
         (lambda: trainer(Shortlist(0.1)), r"takes 7 candidates by score, but 8 are chosen"),
+        (lambda: trainer(Shortlist(), irreducible=live), "they come from a live model; use a table"),
         (lambda: trainer(LowerResolution(3)), "sides are multiples of 3, but the inputs are"),
         (lambda: trainer(LowerResolution(2), flat), "does not take images of size .4, 4."),
         (lambda: trainer(LowerResolution(), method="negative_il"), "'negative_il' runs no model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -136,10 +137,11 @@ class Reuse(Partial):
 class Shortlist(Reuse):
     """Forward only the share of candidates whose scores are expected to be highest.
 
-    A row is expected to have the loss that it had when it was last forwarded, and before that the mean loss
-    of the last step: it then goes by its irreducible loss. The others are not chosen; what is expected of
-    them still counts where the mean score of all candidates is asked for (an automatic switch). So that
-    nothing is left out for good, `again` of those that are forwarded are such as were not for longest.
+    Scores by the trainer's method of expected losses: of a row, that which it had when it was last forwarded,
+    and before that the mean of the last step, so that its irreducible loss decides. The others are not
+    chosen; what is expected of them still counts where the mean score of all candidates is asked for (an
+    automatic switch). So that nothing is left out for good, `again` of those that are forwarded are such as
+    were not for longest.
     """
 
     only_forwarded = True
@@ -157,6 +159,11 @@ class Shortlist(Reuse):
     def attach(self, step: DeviceStep) -> None:
         """How many of those that are forwarded are forwarded for their scores."""
         super().attach(step)
+        if step.live is not None:
+            raise RholossError(
+                "`Shortlist` reads irreducible losses before anything is forwarded, but they come from a "
+                "live model; use a table, what `fit_irreducible` returned."
+            )
         self.best = self.num - max(1, math.floor(self.num * self.again + 0.5))
         if self.best < step.k:
             raise RholossError(
@@ -164,7 +171,7 @@ class Shortlist(Reuse):
                 f"but {step.k} are chosen; pass a greater share, or a smaller `again`."
             )
         self.mean = torch.zeros((), device=step.data.device)  # loss of those forwarded last
-        self._shortlist = step.wrap(shortlist)
+        self._shortlist = functools.partial(step.wrap(shortlist), step.method)
 
     def forwarded(self, step: DeviceStep, index: Tensor) -> Tensor:
         """Positions of those with the highest expected scores, then of the oldest among the others."""
@@ -191,12 +198,19 @@ def note_losses(loss: Tensor, seen: Tensor, now: Tensor, index: Tensor, new: Ten
 
 
 def shortlist(
-    loss_B: Tensor, seen: Tensor, irreducible: Tensor | None, index: Tensor, best: int, num: int
+    method: core.Method,
+    loss_B: Tensor,
+    seen: Tensor,
+    irreducible: Tensor | None,
+    index: Tensor,
+    best: int,
+    num: int,
 ) -> Tensor:
     """Positions of `num` candidates: the `best` by expected score, then the oldest of the rest."""
+    measured = {"loss": loss_B}
     if irreducible is not None:
-        loss_B = loss_B - irreducible.index_select(0, index)
-    order = loss_B.sort(descending=True, stable=True).indices
+        measured["irreducible_loss"] = irreducible.index_select(0, index)
+    order = method.score(core.Stats(index, measured)).sort(descending=True, stable=True).indices
     rest = order[best:]
     age = seen.index_select(0, index.index_select(0, rest))
     return torch.cat([order[:best], rest[age.sort(stable=True).indices[: num - best]]])
