@@ -325,7 +325,10 @@ def test_what_makes_no_sense_is_refused():
         (lambda: trainer(Reuse(0.05)), "forwards 4 of 80 candidates, but 8 are chosen"),
         (lambda: Shortlist(0.5, again=1), r"`again` of `Shortlist` must be in \(0, 1\), but is 1"),
         (lambda: trainer(Shortlist(0.1)), r"takes 7 candidates by score, but 8 are chosen"),
-        (lambda: trainer(Shortlist(), irreducible=live), "they come from a live model; use a table"),
+        (
+            lambda: trainer(Shortlist(), irreducible=live),
+            "they come from a live model; use a table",
+        ),
         (lambda: trainer(LowerResolution(3)), "sides are multiples of 3, but the inputs are"),
         (lambda: trainer(LowerResolution(2), flat), "does not take images of size .4, 4."),
         (lambda: trainer(LowerResolution(), method="negative_il"), "'negative_il' runs no model"),
