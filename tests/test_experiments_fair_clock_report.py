@@ -7,8 +7,8 @@ import pytest
 from fixtures_race import line
 
 from experiments.fair_clock.arms import ARMS, LABELS
-from experiments.fair_clock.choose import tuned_best
-from experiments.fair_clock.report import about, difference, page, paired, write
+from experiments.fair_clock.choose import tuned, tuned_best
+from experiments.fair_clock.report import about, difference, page, paired, results, write
 from experiments.intervals import interval
 
 
@@ -160,3 +160,21 @@ def test_the_page_says_what_its_arms_do():
         "left out from 50 % on, if they are more than 3 %, 50 % of what is learnt is skipped, unless more "
         "than 20 % of the labels are wrong"
     )
+
+
+def test_a_rate_at_which_most_runs_diverge_is_not_chosen_by_the_one_that_did_not():
+    steady = [line(accuracy=92.0, lr=3e-3, seed=seed) for seed in range(3)]
+    wild = [line(accuracy=10.0, lr=6e-3, seed=seed) | {"error": "NaN"} for seed in (0, 1)]
+    chosen = tuned([*steady, *wild, line(accuracy=92.1, lr=6e-3, seed=2)])
+    assert list(chosen.values()) == [(128, 3e-3)]
+
+
+def test_where_the_size_is_given_the_rate_is_the_one_that_tuning_chose_at_it():
+    lines = [
+        line(accuracy=93.0, lr=3e-3),
+        line(accuracy=80.0, n_b=32),
+        line(accuracy=90.0, n_b=32, lr=3e-3),
+    ]
+    lines += [line(accuracy=89.0, n_b=32, lr=3e-3, split="final", seed=seed) for seed in (0, 1)]
+    lines += [line(accuracy=70.0, n_b=32, split="final", seed=seed) for seed in range(3)]
+    assert "| uniform | 89.00 ± 0.00 (2) |  |" in results(lines)

@@ -28,12 +28,15 @@ def tuned(
 def _means(
     lines: Iterable[Mapping[str, Any]], n_b: int | None, rates: Sequence[float] | None
 ) -> dict[Any, dict[Choice, float]]:
-    """Mean accuracies of the tuning runs that are asked for, by race, labels and arm."""
+    """Mean accuracies of the tuning runs that are asked for, by race, labels and arm.
+
+    Runs that diverged are among them: else a rate at which most seeds fail would win by the one that did not.
+    """
     found: dict[Any, dict[Choice, list[float]]] = {}
     for line in lines:
         cell = Cell.of(line)
         unasked = n_b not in (None, cell.n_b) or (rates is not None and cell.lr not in rates)
-        if cell.split != "tune" or cell.il != "inside" or line["error"] or unasked:
+        if cell.split != "tune" or cell.il != "inside" or unasked:
             continue
         key = (cell.race, cell.labels, cell.arm)
         found.setdefault(key, {}).setdefault((cell.n_b, cell.lr), []).append(line["accuracy"])

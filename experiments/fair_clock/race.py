@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
 ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape
 WARM_SECONDS = 1.5  # of steps before any is timed: an idle GPU takes a while to reach its clock
+TIMED_AT = 1e-3  # the highest rate of steps that are timed: what they cost does not depend on it
 # Of arms that score with BatchNorm folded in; with 'rows' some candidates' statistics stand for all.
 FOLDED: dict[str, dict[str, Any]] = {
     "eval": {},
@@ -170,6 +171,7 @@ class Race:
                     print(f"{kind.key}: {self.times[kind.key]:.3f} ms", flush=True)
 
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
+        cell = replace(cell, lr=min(cell.lr, TIMED_AT))  # no run diverges while it is timed
         plan = ARMS[kind.planned].plan if kind.planned else None
         steps = max(steps, len(self.data(cell)[0]) // (kind.n_b * kind.k) + 1)
         how = ("batch_norm", "overlap", "shortlist")

@@ -133,6 +133,7 @@ class Section:
     title: str
     belongs: Which
     own: Which = lambda cell: True
+    n_b: int | None = None  # the size that tuning was given, else it chose that, too
 
 
 def sections(best: Choices) -> list[Section]:
@@ -166,6 +167,7 @@ def sections(best: Choices) -> list[Section]:
         Section(
             "n_b = 32 for every arm",
             lambda cell: _plain(cell) and cell.il == "inside" and cell.n_b == 32,
+            n_b=32,
         ),
         Section(
             "Abundant data: even ids train, odd ids are the holdout set",
@@ -200,7 +202,8 @@ def results(lines: Sequence[Line]) -> list[str]:
         beyond = [line for line in beyond if line not in found]
         was_run = any(section.own(Cell.of(line)) for line in found)
         text += [f"## {section.title}", ""]
-        text += [*(table(found, best) if was_run else ["Not run yet."]), ""]
+        chosen = tuned(lines, section.n_b) if section.n_b else best
+        text += [*(table(found, chosen) if was_run else ["Not run yet."]), ""]
     for name in dict.fromkeys(map(_name, beyond)):
         text += [f"## Also run: {name}", ""]
         text += [*table([line for line in beyond if _name(line) == name], best), ""]
