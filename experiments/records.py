@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PLACES = ("--out", "--data")  # options that say where things lie here: no part of a command
+PLACES = (
+    "--out",
+    "--data",
+    "--visits",
+)  # options that say where things lie here: no part of a command
 
 
 def read(*paths: Path) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="take no new run after so long")
     parser.add_argument("--side-by-side", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--visits", type=Path, help="directory for the losses of every visit, of arms with a plan"
+    )
     parser.add_argument("--data", default=None, help="directory with the CIFAR files")
     a = parser.parse_args(words)
     a.labels = a.labels or list(LABELS[a.dataset])
@@ -99,7 +102,7 @@ def main(words: list[str] | None = None) -> None:
     cells = [cell for cell in every if cell.key() not in have]
     print(f"{len(cells)} runs to do", flush=True)
     if cells:
-        race = Race(a.dataset, a.data)
+        race = Race(a.dataset, a.data, visits=a.visits)
         race.measure_times(cells)
         run(race, cells, a.out, side_by_side=a.side_by_side, seconds=a.seconds)
 

@@ -93,6 +93,7 @@ ARMS = {
     arm.name: arm
     for arm in (
         Arm("uniform"),
+        Arm("uniform, remembering", plan=lambda chance: RandomShare(1.0)),
         Arm("random half", plan=lambda chance: RandomShare(0.5)),
         Arm("minus IL 2 %", drop=0.02),
         Arm("minus IL 10 %", drop=0.10),

@@ -15,6 +15,7 @@ import torch
 from experiments import records
 from experiments.datasets import CIFAR_MEAN, CIFAR_STD, cifar10, cifar10n, cifar100
 from experiments.fair_clock.arms import ARMS, Arm, Cell, Kind, kinds
+from experiments.fair_clock.visits import Visits
 from experiments.models import ResNet18, SmallCNN
 from rholoss.engine import (
     CropFlip,
@@ -57,12 +58,14 @@ class Race:
         root: str | None = None,
         precision: str = "bf16",
         compile: bool = True,
+        visits: Path | None = None,
     ) -> None:
         load, self.num_classes = LOADERS[dataset]
         (images, labels), (test_images, test_labels) = load(root)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         common: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": dtype}
         self.precision, self.compile, self.root = precision, compile, root
+        self.visits = visits  # directory for the losses of every visit
         if compile:  # one process, many arms and batch sizes
             torch._dynamo.config.recompile_limit = 64
         self.train = Resident(images, labels, augment=CropFlip(), **common)
@@ -140,6 +143,7 @@ class Race:
                 "batch_norm": "eval" if arm.batch_norm in ("eval", "recent") else "train",
                 "scoring": Shortlist(arm.shortlist, by=by) if arm.shortlist < 1 else by,
             }
+        plan = arm.plan(math.log(self.num_classes)) if arm.plan else None
         trainer = Trainer(
             ResNet18(self.num_classes).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             data,
@@ -152,7 +156,7 @@ class Race:
             compile=self.compile,
             schedule=arm.schedule(steps),
             catch_up=arm.scores and arm.switch is None,
-            plan=arm.plan(math.log(self.num_classes)) if arm.plan else None,
+            plan=Visits(plan) if plan and self.visits else plan,
             seed=cell.seed,
             **scoring,
         )
@@ -262,6 +266,15 @@ class Running:
         spent = self.cell.spent_on_il(self.il_seconds)
         return round(spent + (scoring * scores + (trainer.step - scoring) * plain) / 1000, 3)
 
+    def keep_visits(self) -> None:
+        """Write the losses of every visit, if that is asked for."""
+        plan, folder = self.trainer.rows.plan, self.race.visits
+        if folder is not None and isinstance(plan, Visits):
+            given = self.race.data(self.cell)[0]
+            true = self.race.clean[given.ids.cpu().numpy()]
+            name = self.cell.key().replace("|", ",").replace(" ", "_").replace("_%", "")
+            plan.save(folder / f"{name}.npz", wrong=given.targets.cpu().numpy() != true)
+
     def record(self) -> dict[str, Any]:
         """The line of results."""
         with torch.cuda.stream(self.stream):  # where the last steps are
@@ -313,6 +326,7 @@ def run(
             entry.advance()
             if entry.finished:
                 running.remove(entry)
+                entry.keep_visits()
                 record = entry.record()
                 records.append(out, record)
                 print(

@@ -245,6 +245,8 @@ def about(arm: Arm) -> str:
 def planned(plan: Plan) -> str:
     """What the passes that score nothing leave out."""
     if isinstance(plan, RandomShare):
+        if plan.share == 1:
+            return "all rows, and their losses are remembered"
         return f"a fresh random {plan.share:.0%} of the rows each pass"
     if isinstance(plan, InfoBatch):
         return f"{plan.prune:.0%} of the rows below the mean loss are left out, the others of them count more"
