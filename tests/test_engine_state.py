@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import rholoss as rho
-from rholoss.engine import InfoBatch, Resident, Reuse, Trainer
+from rholoss.engine import InfoBatch, Proxy, Resident, Reuse, Shortlist, Trainer
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 
 N, STEPS = 300, 30
@@ -17,9 +17,10 @@ Y = torch.randint(0, 5, (N,), generator=GENERATOR)
 IL = torch.rand(N, generator=GENERATOR)
 
 
-def trainer(dropout=0.0, rows=N, **options):
+def trainer(dropout=0.0, rows=N, width=16, bias=True, **options):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 5))
+    last = nn.Linear(width, 5, bias=bias)
+    model = nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Dropout(dropout), last)
     options = {"total_steps": STEPS, "irreducible": IL, "candidates": 40, "keep": 0.2, **options}
     made = Trainer(model, Resident(X[:rows], Y[:rows], device="cpu"), **options)
     made.seen = []
@@ -30,7 +31,7 @@ def trainer(dropout=0.0, rows=N, **options):
 def state_after(steps, **options):
     made = trainer(**options)
     made.train(steps)
-    return copy.deepcopy(made.state_dict())
+    return made.state_dict()
 
 
 @pytest.mark.parametrize("method", ["rho", "bald"])
@@ -64,21 +65,105 @@ def test_the_seed_is_that_of_the_run():
         ({"rows": 200}, "has rows 300, but this trainer has 200"),
         ({"plan": InfoBatch()}, "has plan False, but this trainer has True"),
         ({"scoring": Reuse(0.5)}, "has no state of cheaper scoring"),
+        ({"irreducible": rho.LiveIrreducible(nn.Linear(20, 5))}, "has no live model"),
+        ({"width": 17}, r"model has shape \(16, 20\) for `0.weight`, but .* \(17, 20\)"),
+        ({"bias": False}, r"model has shape \(5,\) for `3.bias`, but this trainer's has nothing"),
+        (
+            {"optimizer": lambda p: torch.optim.AdamW(list(p)[:2])},
+            r"groups of \[4\] parameters, but this trainer's has \[2\]",
+        ),
     ],
 )
 def test_what_was_made_otherwise_is_refused_before_anything_is_changed(options, says):
     state, other = state_after(5), trainer(**options)
-    before = copy.deepcopy(other.model.state_dict())
+    refuses(other, state, says)
+
+
+def refuses(other, state, says):
+    before = other.state_dict()
     with pytest.raises(RholossError, match=says):
         other.load_state_dict(state)
-    assert other.step == 0
-    assert all(map(torch.equal, before.values(), other.model.state_dict().values()))
+    assert same(before, other.state_dict())
+
+
+def same(a, b):
+    """Whether two states are one, tensor for tensor; but for times, and rates, which each step sets."""
+    if isinstance(a, torch.Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    if isinstance(a, dict):
+        keys = [key for key in a if key != "lr" and "seconds" not in str(key)]
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in keys)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def small(width=8):
+    return nn.Sequential(nn.Linear(20, width), nn.Linear(width, 5))
+
+
+OPTIONS = {
+    "reuse": lambda: {"scoring": Reuse(0.5)},
+    "shortlist": lambda: {"scoring": Shortlist(0.6)},
+    "proxy": lambda: {"scoring": Proxy(small, torch.optim.AdamW)},
+    "live": lambda: {"irreducible": rho.LiveIrreducible(small())},
+    "overlap": lambda: {"overlap": True},
+    "plan": lambda: {"plan": InfoBatch(), "method": "uniform"},
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "says"),
+    [
+        (
+            "reuse",
+            "shortlist",
+            "has loss, seen, now of .* `Shortlist`, which keeps loss, seen, now, m",
+        ),
+        ("shortlist", "reuse", "`scoring` as it was"),
+        ("proxy", "reuse", "has model, optimizer of cheaper scoring"),
+    ],
+)
+def test_the_state_of_another_option_is_refused(saved, other, says):
+    refuses(trainer(**OPTIONS[other]()), state_after(5, **OPTIONS[saved]()), says)
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "says"),
+    [
+        ("proxy", {"scoring": Proxy(lambda: small(9))}, "state's proxy has shape"),
+        ("live", {"irreducible": rho.LiveIrreducible(small(9))}, "state's live model has shape"),
+    ],
+)
+def test_models_beside_the_model_are_looked_at_too(saved, other, says):
+    refuses(trainer(**other), state_after(5, **OPTIONS[saved]()), says)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_state_stays_what_it_was(kind):
+    """While the run that saved it goes on, and while another goes on from it."""
+    whole = trainer(**OPTIONS[kind]())
+    whole.train(11)
+    state = whole.state_dict()
+    kept = copy.deepcopy(state)
+    whole.train(STEPS - 11)
+    assert same(state, kept)
+    others = [whole, trainer(**OPTIONS[kind]())]
+    ends = [whole.state_dict()]
+    for other in others:
+        other.load_state_dict(state)
+        assert same(other.state_dict(), kept)
+        other.train(STEPS - 11)
+        assert same(state, kept)
+        ends.append(other.state_dict())
+    assert same(ends[0], ends[1])
+    assert same(ends[0], ends[2])
 
 
 def test_a_run_that_broke_can_be_taken_back():
     fast = trainer(total_steps=90)
     fast.train(20)
-    state = copy.deepcopy(fast.state_dict())
+    state = fast.state_dict()
     with torch.no_grad():
         fast.model[0].weight.fill_(torch.nan)
     fast.train(30)
@@ -102,6 +187,17 @@ def test_an_optimizer_runs_as_its_device_needs_it():
     resumed.train(STEPS - 11)
     assert torch.equal(torch.stack(whole.seen[11:]), torch.stack(resumed.seen))
     assert not resumed.optimizer.param_groups[0]["capturable"]
+
+
+@pytest.mark.parametrize(("kind", "part"), [("proxy", "scoring"), ("live", "irreducible")])
+def test_so_do_the_optimizers_of_models_beside_it(kind, part):
+    state = state_after(11, **OPTIONS[kind]())
+    for group in state[part]["optimizer"]["param_groups"]:  # as a GPU's would be
+        group["capturable"] = True
+    resumed = trainer(**OPTIONS[kind]())
+    resumed.load_state_dict(state)
+    resumed.train(STEPS - 11)
+    assert resumed.step == STEPS
 
 
 def test_a_longer_run_has_its_own_rates_and_a_switch_stays_where_it_was():

@@ -1,6 +1,5 @@
 """The engine on the CPU: the same choices and losses as the specification."""
 
-import copy
 import json
 
 import pytest
@@ -341,14 +340,14 @@ def test_timing_the_scoring_changes_nothing(toy, options):
 def test_a_trainer_that_has_gone_on_can_be_taken_back(toy):
     fast = trainer(toy)
     fast.train(4)
-    state = copy.deepcopy(fast.state_dict())
+    state = fast.state_dict()
     fast.train(5)
     fast.flush()
     first, fast.seen = fast.seen[4:], []
     for unread in (0, 3):
-        fast.load_state_dict(copy.deepcopy(state))
+        fast.load_state_dict(state)
         fast.train(unread)  # not read before it is taken back
-    fast.load_state_dict(copy.deepcopy(state))
+    fast.load_state_dict(state)
     fast.train(5)
     fast.flush()
     assert all(map(torch.equal, first, fast.seen))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rholoss.engine.cheaper import Proxy
 from rholoss.errors import RholossError
+from rholoss.il.live import LiveIrreducible
 
 if TYPE_CHECKING:
     from rholoss.engine.trainer import Trainer
@@ -19,9 +22,12 @@ OF_A_DEVICE = ("capturable", "fused", "foreach")  # how an optimizer runs, not w
 
 
 def saved(trainer: Trainer) -> dict[str, Any]:
-    """Everything that a resumed run needs. Torch's own random state too: dropout draws from it."""
+    """Everything that a resumed run needs. Torch's own random state too: dropout draws from it.
+
+    All of it is copied, so that a state stays what it was while the run goes on.
+    """
     body, overlapped, source = trainer.body, trainer.overlapped, trainer.source
-    return {
+    live = {
         "version": STATE_VERSION,
         "made": _made(trainer),
         "seed": trainer.seed,
@@ -43,11 +49,18 @@ def saved(trainer: Trainer) -> dict[str, Any]:
         "scoring": body.scoring.state_dict(),
         "row_weight": body.row_weight,
     }
+    return copy.deepcopy(live)
 
 
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Take a trainer to where the state was saved; the step is captured anew."""
+    """Take a trainer to where the state was saved; the step is captured anew.
+
+    Nothing is changed before all is checked, and what is taken over is a copy: the run goes on in place.
+    """
     _check(trainer, state)
+    state = copy.deepcopy(state)
+    for _, _, optimizer, part in _learners(trainer, state):
+        _run_as_here(optimizer, part["optimizer"])
     body, device = trainer.body, trainer.data.device
     if state["scoring"] is not None:
         body.scoring.load_state_dict(state["scoring"])
@@ -60,7 +73,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     trainer.start_from(state["step"])
     trainer.reducible = state["reducible"]
     trainer.model.load_state_dict(state["model"])
-    _load_optimizer(trainer.optimizer, state["optimizer"])
+    trainer.optimizer.load_state_dict(state["optimizer"])
     for group in trainer.optimizer.param_groups:
         group["lr"] = body.lr
     body.order.load_state_dict(state["order"])
@@ -87,6 +100,7 @@ def _made(trainer: Trainer) -> dict[str, Any]:
         "candidates": trainer.candidates,
         "chosen rows": trainer.k,
         "plan": trainer.rows.plan is not None,
+        "highest id": int(trainer.data.ids.max()),  # of the tables by id
     }
 
 
@@ -104,20 +118,68 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
                 f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
                 "trainer as it was when the state was saved."
             )
-    if (trainer.body.scoring.state_dict() is None) != (state["scoring"] is None):
+    own_scoring, scoring = trainer.body.scoring.state_dict() or {}, state["scoring"] or {}
+    if own_scoring.keys() != scoring.keys():
         raise RholossError(
-            f"The saved state has {'no ' if state['scoring'] is None else ''}state of cheaper scoring, but "
-            f"this trainer scores by `{type(trainer.body.scoring).__name__}`; pass `scoring` as it was."
+            f"The saved state has {', '.join(scoring) or 'no state'} of cheaper scoring, but this trainer "
+            f"scores by `{type(trainer.body.scoring).__name__}`, which keeps "
+            f"{', '.join(own_scoring) or 'nothing'}; pass `scoring` as it was."
+        )
+    if isinstance(trainer.source, LiveIrreducible) and not state["irreducible"]:
+        raise RholossError(
+            "The saved state has no live model, but this trainer has a `LiveIrreducible`; pass "
+            "`irreducible` as it was."
+        )
+    for name, model, optimizer, part in _learners(trainer, state):
+        _check_learner(name, model, optimizer, part)
+
+
+def _learners(
+    trainer: Trainer, state: Mapping[str, Any]
+) -> list[tuple[str, nn.Module, torch.optim.Optimizer, Any]]:
+    """Each model that learns: its name, itself, its optimizer, and the part of the state with both."""
+    found = [("model", trainer.model, trainer.optimizer, state)]
+    scoring, source = trainer.body.scoring, trainer.source
+    if isinstance(scoring, Proxy) and scoring.model is not None:
+        found.append(("proxy", scoring.model, scoring.optimizer, state["scoring"]))
+    if isinstance(source, LiveIrreducible):
+        found.append(("live model", source.model, source.optimizer, state["irreducible"]))
+    return found
+
+
+def _check_learner(
+    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
+    """Raise unless the saved weights fit the model, and the optimizer had as many to train."""
+    own, saved = (_shapes(weights) for weights in (model.state_dict(), state["model"]))
+    for weight in [*own, *saved]:
+        if own.get(weight) != saved.get(weight):
+            raise RholossError(
+                f"The saved state's {name} has {saved.get(weight, 'nothing')} for `{weight}`, but this "
+                f"trainer's has {own.get(weight, 'nothing')}; make the {name} as it was when the state "
+                "was saved."
+            )
+    own_groups, groups = optimizer.param_groups, state["optimizer"]["param_groups"]
+    own_sizes, sizes = ([len(group["params"]) for group in g] for g in (own_groups, groups))
+    if own_sizes != sizes:
+        raise RholossError(
+            f"The saved state's optimizer of the {name} has groups of {sizes} parameters, but this "
+            f"trainer's has {own_sizes}; make the optimizer as it was when the state was saved."
         )
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Its state and options, but not how it ran: that goes by the device that it is on now."""
-    groups = [
-        {**group, **{name: own[name] for name in OF_A_DEVICE if name in own}}
-        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    optimizer.load_state_dict({**state, "param_groups": groups})
+def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
+    """What each entry of a model's state is, in words."""
+    return {
+        name: f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else "no tensor"
+        for name, value in weights.items()
+    }
+
+
+def _run_as_here(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Have a saved optimizer run as this one does: how it ran goes by the device that it was on."""
+    for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        group.update({name: own[name] for name in OF_A_DEVICE if name in own})
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
