@@ -45,3 +45,15 @@ def test_what_cannot_be_evaluated_is_told_at_once():
         Evaluator(nn.Linear(3, 1), data, num_classes=1)
     with pytest.raises(RholossError, match="`precision` is 'int8'; choose one of"):
         Evaluator(nn.Linear(3, 2), data, num_classes=2, precision="int8")
+
+
+def test_an_autocast_block_around_it_does_not_round_the_sums():
+    torch.manual_seed(0)
+    x, y, model = torch.randn(999, 5), torch.randint(0, 2, (999,)), nn.Linear(5, 2)
+    evaluate = Evaluator(model, Resident(x, y, device="cpu"), num_classes=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        evaluation, logits = evaluate(), model(x).float()
+    right = logits.argmax(1) == y
+    assert evaluation.accuracy == pytest.approx(right.double().mean().item(), abs=1e-9)
+    assert evaluation.loss == pytest.approx(F.cross_entropy(logits, y).item(), abs=1e-6)
+    assert evaluation.per_class[1] == pytest.approx(right[y == 1].double().mean().item(), abs=1e-9)

@@ -144,3 +144,29 @@ def test_a_ladder_has_the_losses_of_young_models_and_those_of_a_whole_fit(points
             RholossError, match=r"`rungs` must be epochs in rising order, from 1 to 4"
         ):
             fit_ladder(make_model, data, rungs=rungs, **options)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_row_without_a_finite_loss_leaves_the_others_as_they_are(points, broken):
+    x, y, _ = points
+    holdout, options = Resident(x[:600], y[:600], device="cpu"), {"epochs": 6, "batch_size": 32}
+    whole, spoilt = x[600:1000], x[600:1000].clone()
+    spoilt[3] = broken
+    options["evaluations"] = 6  # of which the first are far from the best
+    score, part = (Resident(inputs, y[600:1000], device="cpu") for inputs in (whole, spoilt))
+    expected = fit_resident(make_model, holdout, score=score, **options)
+    with pytest.warns(UserWarning, match=r"1 of 400 points have no finite loss .*\(ids 3\)"):
+        found = fit_resident(make_model, holdout, score=part, **options)
+    others = torch.arange(400) != 3
+    assert torch.equal(found.values[others], expected.values[others])
+    with pytest.warns(UserWarning, match="1 of 400 points"):
+        ladder = fit_ladder(make_model, holdout, score=part, rungs=(1,), epochs=6, batch_size=32)
+    assert len(ladder.tables) == 2
+
+
+def test_no_finite_loss_at_all_is_an_error(points):
+    x, y, _ = points
+    holdout = Resident(x[:600], y[:600], device="cpu")
+    score = Resident(x[600:] * torch.nan, y[600:], device="cpu")
+    with pytest.raises(RholossError, match="No point has a finite loss under the model"):
+        fit_resident(make_model, holdout, score=score, epochs=3, batch_size=64)

@@ -144,7 +144,7 @@ class Proxy(Cheaper):
         """Make the model and its optimizer on the device."""
         check_runs_model(self, step)
         check_new(self, self.model is None)
-        self.model = self.make_model().to(step.data.device).train()
+        self.model = ready(self.make_model(), step.data.device)
         self.optimizer = for_graphs(self.make_optimizer(self.model.parameters()), step.data.device)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
@@ -185,6 +185,12 @@ class Proxy(Cheaper):
         assert self.model is not None
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def ready(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on the device, in train mode; a layer that was frozen (`layer.eval()`) stays frozen."""
+    model = model.to(device)
+    return model if model.training else model.train()
 
 
 def check_runs_model(option: Cheaper, step: DeviceStep) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rholoss.engine.capture import Captured, says_what_to_reduce
-from rholoss.engine.resident import Resident
+from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
 from rholoss.losses import output_of
@@ -45,6 +45,7 @@ class Evaluator:
         compile: bool = False,
         capture: bool = True,
     ) -> None:
+        check_classes(data.targets, "classification")
         highest = int(data.targets.max())
         if highest >= num_classes:  # a GPU would stop for good at such a label
             raise RholossError(
@@ -73,7 +74,8 @@ class Evaluator:
         loss = F.cross_entropy(logits, y, reduction="none")
         right = (logits.argmax(1) == y).float()
         by_class = F.one_hot(y, self.num_classes).float()
-        return torch.stack([loss * counts, right * counts, counts]) @ by_class
+        with torch.autocast(self.data.device.type, enabled=False):  # which would round the sums
+            return torch.stack([loss * counts, right * counts, counts]) @ by_class
 
     def _body(self) -> None:
         self._sums.zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rholoss.engine.resident import Resident
+from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.trainer import Trainer
 from rholoss.errors import RholossError
+from rholoss.guard import mean_of_finite
+from rholoss.il.ids import shown
+from rholoss.il.score import tell_unusable
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
 from rholoss.ladder import Ladder
@@ -25,13 +29,16 @@ CHUNK = 25  # steps of one fit before the next has its turn
 
 
 def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[int], float]:
-    """A learning rate that rises to `peak` and then falls to zero, both along straight lines."""
+    """A learning rate that rises to `peak` and then falls to zero, both along straight lines.
+
+    It stays at zero from `total_steps` on.
+    """
     top = max(1, round(total_steps * warm_up))
 
     def rate(step: int) -> float:
         rising = (step + 1) / top
         falling = (total_steps - step) / max(1, total_steps - top)
-        return peak * min(rising, falling, 1.0)
+        return peak * max(0.0, min(rising, falling, 1.0))
 
     return rate
 
@@ -105,7 +112,7 @@ def fit_ladder(
     *young, last = _fit_rungs(make_model, data, rungs, **options)
     falling = [last]
     for rung in reversed(young):
-        if rung.values.nanmean() > falling[0].values.nanmean():
+        if _mean(rung.values) > _mean(falling[0].values):
             falling.insert(0, rung)
     return Ladder(falling, ahead)
 
@@ -150,6 +157,8 @@ def _fit_rungs(
     values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
     for rows, fit in fits:
         values[:, rows] = torch.stack(fit.read())
+    bad = (~values[-1].isfinite()).nonzero().flatten()
+    tell_unusable(len(bad), len(ids), f" (ids {shown(ids[bad[:6]].tolist())})")
     about: dict[str, Any] = {
         "loss": fits[0][1].loss,
         "split": {"folds": folds, "seed": seed} if folds else None,
@@ -190,6 +199,7 @@ class _Fit:
                 f"`rungs` must be epochs in rising order, from 1 to {epochs - evaluations} (the last "
                 f"`evaluations`={evaluations} of `epochs`={epochs} are the last rung), but are {list(rungs)}."
             )
+        check_classes(score.targets, loss)
         self.loss = loss
         batch_size = min(batch_size, len(data))
         self.per_epoch = len(data) // batch_size
@@ -237,4 +247,10 @@ class _Fit:
             self.trainer.flush()
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        return [*self.young, min(self.found, key=lambda loss_N: float(loss_N.mean()))]
+        return [*self.young, min(self.found, key=_mean)]
+
+
+def _mean(loss_N: Tensor) -> float:
+    """The mean of the finite losses: one row without one must not decide between looks."""
+    mean = float(mean_of_finite(loss_N))
+    return math.inf if math.isnan(mean) else mean

@@ -67,7 +67,7 @@ class Resident:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device = whole_name(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+        inputs, targets = torch.as_tensor(inputs), as_targets(targets)
         ids = checked_ids(ids, len(inputs), len(targets))
         self.images = inputs.ndim == 4
         if augment is not None and not self.images:
@@ -165,9 +165,29 @@ def checked_ids(ids: Any, num: int, num_targets: int) -> Tensor:
     return torch.from_numpy(found)
 
 
+def as_targets(targets: Any) -> Tensor:
+    """Targets as a tensor; classes as int64, which losses ask for. Bytes stay if a row has many labels."""
+    targets = torch.as_tensor(targets)
+    if targets.is_floating_point() or targets.dtype == torch.bool:
+        return targets
+    return targets.long() if targets.ndim == 1 or targets.dtype != torch.uint8 else targets
+
+
+def check_classes(targets: Tensor, loss: str) -> None:
+    """Raise where a label is no class: torch gives a row labelled -100 the loss 0, and stops at others."""
+    if loss != "classification" or targets.is_floating_point():
+        return
+    rows = (targets < 0).flatten().nonzero()
+    if len(rows):
+        raise RholossError(
+            f"`targets` hold {int(targets.min())}, which is no class: {len(rows)} labels are below 0, the "
+            f"first in row {int(rows[0])}. Leave rows without a label out (`data.take(rows)`)."
+        )
+
+
 def as_many(before: Tensor, targets: Any) -> Tensor:
     """Other targets in their place."""
-    targets = torch.as_tensor(targets)
+    targets = as_targets(targets)
     if len(targets) != len(before):
         raise RholossError(
             f"`targets` has {len(targets)} rows, but the data has {len(before)}; give one for each."
@@ -189,8 +209,10 @@ def memory_needed(inputs: Tensor, targets: Tensor, augment: CropFlip | None) -> 
     if augment is not None and inputs.ndim == 4:
         channels, height, width = inputs.shape[1:]
         per_row = channels * (height + 2 * augment.pad) * (width + 2 * augment.pad)
-    per_target = targets[0].numel() if len(targets) else 0
-    of_row = per_row * inputs.element_size() + per_target * targets.element_size() + 8  # and an id
+    target = as_targets(targets[:1])
+    of_row = (
+        per_row * inputs.element_size() + target.numel() * target.element_size() + 8
+    )  # and an id
     return len(inputs) * of_row
 
 

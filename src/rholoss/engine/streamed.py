@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from rholoss.engine.resident import CropFlip, Resident, as_many, checked_ids
+from rholoss.engine.resident import CropFlip, Resident, as_many, as_targets, checked_ids
 from rholoss.errors import RholossError
 
 
@@ -43,7 +43,7 @@ class Streamed:
                 "`Resident`."
             )
         self.inputs = inputs if isinstance(inputs, Tensor) else np.asanyarray(inputs)
-        targets = torch.as_tensor(targets)
+        targets = as_targets(targets)
         ids = checked_ids(ids, len(self.inputs), len(targets))
         self._options: dict[str, Any] = {
             "mean": mean, "std": std, "augment": augment, "device": device, "dtype": dtype

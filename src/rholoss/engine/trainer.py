@@ -16,14 +16,14 @@ from rholoss import core, methods
 from rholoss.core import Method
 from rholoss.engine import state
 from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolutions
-from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.cheaper import Cheaper, ready
 from rholoss.engine.clock import ScoringCost
 from rholoss.engine.interrupt import whole_steps
 from rholoss.engine.optimizers import MakeOptimizer, adamw, check_rates, for_graphs
 from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
-from rholoss.engine.resident import Resident
+from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.rows import Rows, by_id, irreducible_table
 from rholoss.engine.step import Counters, DeviceStep
 from rholoss.engine.streamed import Streamed
@@ -34,6 +34,7 @@ from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.losses import Task
 from rholoss.memory import Memory, Plan
+from rholoss.modes import submodules
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
 from rholoss.sources import as_source
@@ -68,7 +69,7 @@ class Trainer:
         log: path of a JSON-lines file for the chosen ids.
         tuning: how the step is laid out on a GPU, where that makes a difference in time alone.
         method, irreducible, loss, batch_norm, draws, precision, compile, schedule, seed: as for
-            `Selector`; `loss` must be a task's name.
+            `Selector`; `loss` must be a task's name, and `precision`, which trains too, not 'fp16'.
     """
 
     @says_what_to_reduce("the model, or what needs copies of it (`overlap`, `scoring`)")
@@ -110,7 +111,9 @@ class Trainer:
                 f"`keep` must be in (0, 1] and `candidates` in 1..{len(data)}, the rows of the data, "
                 f"but are {keep} and {candidates}."
             )
-        self.model = model.to(device).train()
+        self.model = ready(model, device)
+        modules = [m.__dict__ for m in submodules(model)]
+        self._modes = [(m, m["training"]) for m in modules if "training" in m]
         self.candidates, self.k = candidates, core.num_selected(candidates, keep)
         self.schedule, self.seed, self.total_steps = schedule or constant(), seed, total_steps
         self.source = as_source(irreducible)
@@ -138,6 +141,12 @@ class Trainer:
         scorer = Scorer(loss, batch_norm=batch_norm, draws=draws, precision=precision)
         if not isinstance(scorer.loss, Task):
             raise RholossError(f"`loss` must be a task's name for the engine, but is {loss!r}.")
+        check_classes(data.targets, scorer.loss.name)
+        if scorer.dtype == torch.float16:
+            raise RholossError(
+                f"`precision` is {precision!r}, in which small gradients become 0 unless the loss is scaled, "
+                "and the engine does not scale it; use 'bf16'. (`Selector` scores in 'fp16', too.)"
+            )
         self.device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
         self.body = DeviceStep(
@@ -218,6 +227,8 @@ class Trainer:
             )
         if not self._window:
             self.log.check_new(self.step)
+        for module, trains in self._modes:  # whatever the caller did since: an evaluation, for one
+            module["training"] = trains
         try:
             with says_what_to_reduce(), whole_steps() as let_interrupt_through:
                 self._cost.count_flops()
@@ -324,8 +335,8 @@ class Trainer:
                 f"`total_steps` must be in {self.step}..{most}, from the present step to what the trainer "
                 f"was made for, but is {total_steps}."
             )
-        self.total_steps = total_steps
         self.body.lr_T[:total_steps].copy_(_rates(learning_rate, total_steps))
+        self.total_steps = total_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, the model and the optimizer included."""
@@ -357,4 +368,11 @@ def check_run(data: Any, total_steps: int) -> None:
 
 def _rates(learning_rate: Rate, total_steps: int) -> Tensor:
     rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
-    return torch.tensor([float(rate(step)) for step in range(total_steps)], dtype=torch.float64)
+    rates = torch.tensor([float(rate(step)) for step in range(total_steps)], dtype=torch.float64)
+    bad = (~rates.isfinite() | (rates < 0)).nonzero().flatten().tolist()
+    if bad:
+        raise RholossError(
+            f"`learning_rate` is {float(rates[bad[0]]):g} at step {bad[0]} of `total_steps`={total_steps}, "
+            "but a rate must be finite and at least 0; is it a function for another number of steps?"
+        )
+    return rates

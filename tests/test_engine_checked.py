@@ -1,0 +1,144 @@
+"""What a trainer looks at before it trains: rates, precision, labels, and the mode of each layer."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rholoss.engine import Evaluator, Proxy, Resident, Streamed, Trainer, fit_resident, one_cycle
+from rholoss.engine.resident import memory_needed
+from rholoss.errors import RholossError
+
+N = 200
+X = torch.randn(N, 20, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(0, 5, (N,), generator=torch.Generator().manual_seed(1))
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 5))
+
+
+def trainer(model=None, targets=Y, **options):
+    options = {"total_steps": 30, "irreducible": torch.zeros(N), "candidates": 40, **options}
+    return Trainer(model or make_model(), Resident(X, targets, device="cpu"), **options)
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        (lambda step: 0.1 - 0.01 * step, r"is -0.01 at step 11 of `total_steps`=30"),
+        (lambda step: math.nan if step == 7 else 0.1, "is nan at step 7 of"),
+        (math.inf, "is inf at step 0 of"),
+        (-1e-3, "is -0.001 at step 0 of"),
+    ],
+)
+def test_a_rate_is_finite_and_not_negative(rate, says):
+    with pytest.raises(RholossError, match=f"`learning_rate` {says}.*another number of steps"):
+        trainer(learning_rate=rate)
+    made = trainer(learning_rate=0.0)
+    with pytest.raises(RholossError, match="`learning_rate` is"):
+        made.change_length(20, rate)
+    assert made.total_steps == 30
+
+
+def test_a_cycle_that_is_over_trains_no_more():
+    rate = one_cycle(0.1, 10)
+    assert [rate(step) for step in (10, 11, 30)] == [0, 0, 0]
+    trainer(learning_rate=rate).train(30)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "float16", torch.float16])
+def test_nothing_is_trained_in_half_precision_without_scaling(precision):
+    says = "`precision` is .*float16|fp16.*does not scale it; use 'bf16'"
+    with pytest.raises(RholossError, match=says):
+        trainer(precision=precision)
+    with pytest.raises(RholossError, match=says):
+        fit_resident(make_model, Resident(X, Y, device="cpu"), folds=2, precision=precision)
+    Evaluator(make_model(), Resident(X, Y, device="cpu"), num_classes=5, precision="fp16")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("kind", [Resident, Streamed])
+def test_labels_are_whole_numbers_of_any_kind(kind, dtype):
+    data, few = (kind(X, labels, device="cpu") for labels in (Y, Y.to(dtype)))
+    few = few.with_targets(Y.to(dtype))
+    ends = []
+    for each in (data, few):
+        made = Trainer(make_model(), each, total_steps=5, method="grad_norm", candidates=40)
+        made.train(5)
+        ends.append(made.model[0].weight)
+    assert torch.equal(*ends)
+    assert torch.equal(few.targets, Y)
+    evaluations = [Evaluator(make_model(), each, num_classes=5)() for each in (data, few)]
+    assert evaluations[0] == evaluations[1]
+    assert memory_needed(X, Y.to(dtype), None) == memory_needed(X, Y, None)
+
+
+def test_bytes_of_many_labels_a_row_stay_small():
+    many = Resident(X, torch.zeros(N, 7, dtype=torch.uint8), device="cpu")
+    assert many.targets.dtype == torch.uint8
+    assert many.bytes == N * (20 * 4 + 7 + 8)
+
+
+@pytest.mark.parametrize("label", [-1, -100])
+def test_a_label_below_0_is_no_class(label):
+    targets = torch.where(torch.arange(N) % 50 == 3, label, Y)
+    data = Resident(X, targets, device="cpu")
+    says = rf"`targets` hold {label}, .* 4 labels are below 0, the first in row 3. Leave rows"
+    with pytest.raises(RholossError, match=says):
+        trainer(targets=targets)
+    with pytest.raises(RholossError, match=says):
+        fit_resident(make_model, Resident(X, Y, device="cpu"), score=data)
+    with pytest.raises(RholossError, match=says):
+        Evaluator(make_model(), data, num_classes=5)
+
+
+def test_other_losses_have_targets_of_their_own():
+    data = Resident(X, torch.full((N, 1), -100), device="cpu")
+    made = Trainer(
+        nn.Linear(20, 1), data, total_steps=5, loss="regression", method="loss", candidates=40
+    )
+    made.train(5)
+
+
+def test_a_frozen_layer_stays_frozen():
+    model = make_model().train()
+    model[1].eval()
+    proxy = make_model()
+    proxy[1].eval()
+    trainer(model, scoring=Proxy(lambda: proxy)).train(30)
+    for each in (model, proxy):
+        assert each.training
+        assert each[2].training
+        assert not each[1].training
+        assert each[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_evaluates_in_between_changes_nothing(overlap):
+    ends = []
+    for frozen in (False, True):
+        for evaluates in (False, True):
+            model = make_model()
+            model[2].train(not frozen)
+            made = trainer(model, overlap=overlap)
+            made.train(10)
+            if evaluates:
+                model.eval()
+            made.train(10)
+            if evaluates:
+                model.eval()
+                model.train()  # would unfreeze
+            made.train(10)
+            ends.append(list(model.state_dict().values()))
+    assert all(map(torch.equal, ends[0], ends[1]))
+    assert all(map(torch.equal, ends[2], ends[3]))
+    assert not torch.equal(ends[0][0], ends[2][0])
+
+
+def test_a_model_in_eval_mode_is_trained_in_train_mode():
+    model = make_model().eval()
+    trainer(model, method="uniform").train(30)
+    assert model[1].num_batches_tracked == 30
