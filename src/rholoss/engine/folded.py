@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import collections
 import copy
-import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, fx, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.cheaper import Cheaper, Measured
@@ -29,6 +27,7 @@ from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
 from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
+from rholoss.engine.traced import foldable, fuse_relus, is_leaf, traced
 from rholoss.errors import RholossError
 from rholoss.losses import output_of
 from rholoss.modes import own_autocast, submodules
@@ -83,27 +82,19 @@ class FoldedCopy:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, momentum: float | None = None) -> None:
-        try:
-            traced = fx.symbolic_trace(model)
-        except Exception as error:  # whatever the model's own code raises under tracing
-            raise RholossError(
-                f"`Folded` cannot trace {type(model).__name__} ({type(error).__name__}: {error}); leave "
-                "`scoring` out, or write its forward without branches on values."
-            ) from error
+        graph, modules = traced(model)
         self._weights, self._statistics, self.fold = Copies(), Copies(), fold
         self.momentum, self.remember_less = momentum, remember_less
         self.pairs: list[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]] = []
         self.dtype = dtype
-        graph, modules = traced.graph, dict(traced.named_modules())
-        _check_attributes(graph)
-        rest = {name: copy.deepcopy(module) for name, module in modules.items() if _is_leaf(module)}
+        rest = {name: copy.deepcopy(module) for name, module in modules.items() if is_leaf(module)}
         self._fold_norms(graph, modules, rest)
         if not self.pairs:
             raise RholossError(
                 f"`Folded` found no BatchNorm2d after a Conv2d in {type(model).__name__}; leave `scoring` "
                 "out."
             )
-        _fuse_relus(graph, rest)
+        fuse_relus(graph, rest)
         graph.lint()
         self.model = fx.GraphModule(rest, graph).eval()
         self._connect(modules, rest)
@@ -118,7 +109,7 @@ class FoldedCopy:
             if not isinstance(norm, nn.BatchNorm2d) or not isinstance(conv_node, fx.Node):
                 continue
             conv = modules.get(str(conv_node.target)) if conv_node.op == "call_module" else None
-            if not _foldable(conv, norm, conv_node) or called[conv_node.target] > 1:
+            if not foldable(conv, norm, conv_node) or called[conv_node.target] > 1:
                 continue
             assert isinstance(conv, nn.Conv2d)
             fused = FusedConv(conv)
@@ -329,70 +320,3 @@ class _Read:
 
     def refresh_statistics(self) -> None:
         """Those of the last candidates say nothing of the next."""
-
-
-def _is_leaf(module: nn.Module) -> bool:
-    return not any(True for _ in module.children())
-
-
-def _foldable(conv: nn.Module | None, norm: nn.BatchNorm2d, node: fx.Node) -> bool:
-    return (
-        isinstance(conv, nn.Conv2d)
-        and len(node.users) == 1
-        and norm.running_var is not None
-        and conv.padding_mode == "zeros"
-        and not isinstance(conv.padding, str)
-    )
-
-
-def _check_attributes(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            raise RholossError(
-                f"`Folded` does not know how to copy `{node.target}`, a tensor outside a layer; leave "
-                "`scoring` out."
-            )
-
-
-def _fuse_relus(graph: fx.Graph, rest: dict[str, nn.Module]) -> None:
-    """conv -> relu, and conv + z -> relu, become one node."""
-    for node in list(graph.nodes):
-        if not _is_relu(node, rest):
-            continue
-        before = node.args[0]
-        conv, *z = _terms(before, rest)
-        if not _is_free(conv, rest) or len(before.users) > 1:
-            continue
-        module = rest[str(conv.target)]
-        assert isinstance(module, FusedConv)
-        module.relu = True
-        if z and _is_free(z[0], rest):
-            object.__setattr__(rest[str(z[0].target)], "gives_bias_to", module)  # not a submodule
-        with graph.inserting_before(node):
-            node.replace_all_uses_with(graph.call_module(str(conv.target), (conv.args[0], *z)))
-        for dead in dict.fromkeys([node, before, conv]):
-            graph.erase_node(dead)
-
-
-def _terms(node: Any, rest: dict[str, nn.Module]) -> list[Any]:
-    """The two terms of a sum of tensors, a folded convolution first; or the node itself."""
-    is_sum = isinstance(node, fx.Node) and node.target in (operator.add, operator.iadd, torch.add)
-    if not is_sum or node.kwargs or not all(isinstance(term, fx.Node) for term in node.args):
-        return [node]
-    return sorted(node.args, key=lambda term: not _is_free(term, rest))
-
-
-def _is_free(node: Any, rest: dict[str, nn.Module]) -> bool:
-    """Whether this is a folded convolution without a ReLU yet, read in one place alone."""
-    if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
-        return False
-    module = rest.get(str(node.target))
-    return isinstance(module, FusedConv) and not module.relu
-
-
-def _is_relu(node: fx.Node, rest: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return isinstance(rest.get(str(node.target)), nn.ReLU)
-    if node.op == "call_function":
-        return node.target in (F.relu, torch.relu)
-    return node.op == "call_method" and node.target in ("relu", "relu_")
