@@ -46,8 +46,8 @@ class Partial(Cheaper):
             )
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Only those that are forwarded."""
-        return self.num, self.num
+        """Only those that are forwarded, as often as the other option does."""
+        return self.by.passes(self.num, k)
 
     def replica(self, step: DeviceStep) -> Any:
         """That of the other option."""
@@ -101,7 +101,9 @@ class Reuse(Partial):
         part = candidates.take(position)
         measured, _ = self.by.measure(step, model, part, generator)
         self.note(part.index, measured["loss"])
-        return {"loss": self.expected(candidates.index)}, position
+        # What was measured as it is: a loss that is not finite must not be taken for an unknown one.
+        loss_B = self.expected(candidates.index)
+        return {"loss": loss_B.index_copy(0, position, measured["loss"].float())}, position
 
     def forwarded(self, step: DeviceStep, index: Tensor) -> Tensor:
         """Positions of the candidates that were not forwarded for longest."""
