@@ -227,3 +227,16 @@ def test_state_goes_on_and_the_time_in_between_does_not_count(clock):
 def test_the_cost_is_shared_by_at_least_this_run():
     with pytest.raises(RholossError, match="`il_runs` must be at least 1, but is 0"):
         Ledger(il_runs=0)
+
+
+def test_a_run_on_a_gpu_waits_for_it_at_marks_and_pauses(monkeypatch):
+    waited, gpu = [], torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    ledger = Ledger()
+    ledger.runs_on(CPU)
+    ledger.mark(0.1)
+    assert not waited
+    ledger.runs_on(gpu)
+    ledger.mark(0.2)
+    with ledger.paused():
+        assert waited == [gpu, gpu]

@@ -129,6 +129,11 @@ class Ledger:
             self._pauses -= 1
             self._now = time.perf_counter() if ran else None
 
+    def runs_on(self, device: torch.device) -> None:
+        """Say where the run is: `mark` and `paused` wait for a GPU, whose work is part of the run."""
+        if device.type == "cuda":
+            self._device = device
+
     def _catch_up(self) -> None:
         """Tick when the device has done what it was told so far: that is part of the run."""
         if self._device is not None:
@@ -140,7 +145,8 @@ class Ledger:
         """Time one selection."""
         self.start()
         if device.type == "cuda" and not dry_run:
-            self._device, stream = device, torch.cuda.current_stream(device)
+            self.runs_on(device)
+            stream = torch.cuda.current_stream(device)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record(stream)
             yield

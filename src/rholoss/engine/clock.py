@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -29,6 +30,7 @@ class ScoringCost:
     def __init__(self, step: DeviceStep, ledger: Ledger, *, overlap: bool) -> None:
         self.step, self.ledger, self.overlap = step, ledger, overlap
         device = step.data.device
+        ledger.runs_on(device)
         self._by_step = device.type == "cpu" and not overlap
         if self._by_step:
             step.timed = lambda: ledger.timed(device)
@@ -93,6 +95,8 @@ def scoring_seconds(
 
     moved = [counters.not_finite, counters.short, *step.scoring.moved()]
     before = [tensor.clone() for tensor in moved]
+    live = None if step.live is None else step.live.model  # goes to the device when it first scores
+    of_live = None if live is None else copy.deepcopy(live.state_dict())
     names = [name for name, _ in step.model.named_buffers()]
     generators = [generator] if device.type == "cuda" else []
     captured = Captured(body, device, generators, stream)
@@ -102,6 +106,8 @@ def scoring_seconds(
         seconds = [_timed(captured, device) for _ in range(repeats)]
     for tensor, value in zip(moved, before, strict=True):
         tensor.copy_(value)  # in place: a graph may hold it
+    if live is not None:
+        live.load_state_dict(of_live)
     return statistics.median(seconds)
 
 
