@@ -222,6 +222,18 @@ def test_a_model_that_has_not_learnt_the_easy_rows_says_nothing_of_the_labels():
     assert len(Remembered()(situation(0.9, losses)).rows) == N
 
 
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("chance", [CHANCE, 0.1])  # a share, in place of a logarithm
+def test_where_hardly_a_row_was_better_than_chance_nothing_is_left_out(measured, chance):
+    losses = torch.full((N, 4), 2.4)
+    losses[: N // 3] = 0.05
+    for some in (losses, losses[N // 3 :]):
+        notes = {}
+        for progress in (0.1, 0.5, 0.9):
+            seen = replace(situation(progress, some), notes=notes)
+            assert len(Remembered(chance, measured)(seen).rows) == len(some)
+
+
 def test_no_more_is_left_out_than_is_wrong_when_it_is_measured():
     losses = torch.full((N, 4), 0.1)  # a tenth is wrong, it seems,
     losses[: N // 2] = 5.0  # but half of the rows are not learnt yet
@@ -250,6 +262,9 @@ def test_rows_that_were_never_seen_stay(progress):
         (lambda: InfoBatch(1.0), "`prune` must be in"),
         (lambda: Remembered(CHANCE, skip=-0.1), "`skip` must be in"),
         (lambda: Remembered(measured=False), "`chance` must be given"),
+        (lambda: Remembered(0.0), "`chance` is 0.0, .*the logarithm of the number of classes"),
+        (lambda: Remembered(math.nan), "`chance` is nan, but must be finite and above 0"),
+        (lambda: Remembered(math.inf, measured=False), "`chance` is inf"),
     ],
 )
 def test_a_share_that_is_none_is_refused(make, says):

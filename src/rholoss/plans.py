@@ -88,7 +88,8 @@ class Remembered:
     wrong labels (`wrong_labels`), and a label that never had more probability than that share is taken for
     one of them. If more rows were never better than `chance`, those are left out. It is measured once,
     since what is left afterwards looks cleaner; and before `filter_from`, if rows that were never better
-    than chance become fewer after they had become more: then wrong labels are being learnt by heart.
+    than chance become fewer after they had become more: then wrong labels are being learnt by heart. Where
+    half of the rows were never better than chance, nothing is learnt yet, and nothing is left out.
 
     *Not yet learnt?* Up to the share `skip_until` of the steps, a row whose last loss is below the mean is
     left out of a pass with probability `skip`; but not where more than the share `most` of the labels is
@@ -116,6 +117,11 @@ class Remembered:
         if self.chance is None and not self.measured:
             raise RholossError(
                 "`chance` must be given if `measured` is False; else there is no bound."
+            )
+        if self.chance is not None and not 0 < self.chance < math.inf:
+            raise RholossError(
+                f"`chance` is {self.chance}, but must be finite and above 0: it is the loss of a guess, the "
+                "logarithm of the number of classes."
             )
 
     def __call__(self, situation: Situation) -> Epoch:
@@ -145,7 +151,8 @@ class Remembered:
         wrong = max(believed, hopeless)
         is_time = self._by_heart(s, hopeless) or s.progress >= self.filter_from
         # Doubt alone may have other reasons: smoothed labels, a model that is small. Chance has none.
-        if not is_time or (wrong if self.chance is None else hopeless) <= self.least:
+        is_noise = self.least < (wrong if self.chance is None else hopeless) < UNSURE
+        if not is_time or not is_noise:
             return doubt, math.inf
         bound = min(chance, -math.log(believed) if believed else math.inf)
         highest = s.lowest.sort(descending=True).values  # no more is above the bound than is wrong
@@ -162,11 +169,14 @@ class Remembered:
         return peak > first * (1 + CHANGE) and hopeless < peak * (1 - CHANGE)
 
     def _by_chance(self, s: Situation) -> tuple[float, float]:
-        """The share of rows that were never better than chance, and chance if they are enough."""
+        """The share of rows that were never better than chance, and chance if they are enough.
+
+        But not if they are most: then nothing is learnt yet, or `chance` is another number.
+        """
         if self.chance is None:
             return 0.0, math.inf
         hopeless = float((s.lowest > self.chance).float().mean())
-        return hopeless, self.chance if hopeless > self.least else math.inf
+        return hopeless, self.chance if self.least < hopeless < UNSURE else math.inf
 
 
 def _check_share(name: str, value: float) -> None:
