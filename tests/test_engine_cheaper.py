@@ -273,6 +273,10 @@ def test_replay_refuses_what_does_not_fit(tmp_path):
             lambda: trainer(Recorded([[1, 900]] * 20)),
             "20 recorded choices are of ids .* instance 900",
         ),
+        (
+            lambda: Recorded([[1, 2]] * 20).rows(torch.tensor([2, 1, 5, 2]), 20),
+            "1 rows of the data have the id of another, for instance 2",
+        ),
         (lambda: trainer(Recorded([[1, 2]] * 20), overlap=True), "must be left out"),
         (lambda: trainer(Recorded([[1, 2]] * 20), schedule=rho.window(1, 2)), "must be left out"),
     ):

@@ -88,3 +88,29 @@ def test_it_does_not_matter_when_the_side_stream_runs(monkeypatch, kind):
         assert torch.equal(getattr(one.counters, name), getattr(other.counters, name)), name
     states = [run.model.state_dict().values() for run in (one, other)]
     assert all(map(torch.equal, *states))
+
+
+class Named(nn.Module):
+    """A BatchNorm layer that is in two places."""
+
+    def __init__(self, twice):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.norms = nn.ModuleList([self.norm] if twice else [])
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+def test_a_layer_in_two_places_is_moved_once():
+    statistics = []
+    for twice in (False, True):
+        torch.manual_seed(1)
+        model, x = Named(twice), torch.randn(N, 20, generator=torch.Generator().manual_seed(2))
+        made = Trainer(
+            model, Resident(x, LABELS, device="cpu"), total_steps=20, candidates=48,
+            irreducible=torch.zeros(N), overlap=True,
+        )  # fmt: skip
+        made.train(20)
+        statistics.append((model.norm.running_mean, model.norm.running_var))
+    assert all(map(torch.equal, *statistics))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rholoss.engine import Resident, Trainer
-from rholoss.engine.rows import irreducible_table
+from rholoss.engine.rows import Rows, irreducible_table
 from rholoss.errors import RholossError
 from rholoss.methods import by_name
 from rholoss.schedules import annealed
@@ -111,3 +111,20 @@ def test_it_says_who_asks_for_irreducible_losses():
     for name, drop, says in (("rho", 0.0, "The method 'rho'"), ("loss", 0.1, "`drop`=0.1")):
         with pytest.raises(RholossError, match=f"{says} needs irreducible losses"):
             irreducible_table(by_name(name), None, ids, drop)
+
+
+def test_the_highest_losses_are_left_out_however_many_rows_there_are():
+    num = 2**24 + 1  # more than `torch.quantile` takes
+
+    class Data:
+        ids = torch.arange(num)
+
+        def __len__(self):
+            return num
+
+    loss_N = torch.linspace(0, 1, num)
+    rows = Rows(
+        Data(), seed=0, irreducible=loss_N, drop=0.25, plan=None, memory=None, recorded=None
+    )
+    assert len(rows._kept) == num * 3 // 4 + 1
+    assert loss_N[rows._kept].max() <= 0.75

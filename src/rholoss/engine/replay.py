@@ -59,6 +59,12 @@ class Recorded:
             )
         ids = ids.cpu()
         order = ids.argsort()
+        again = ids[order][1:][ids[order].diff() == 0]
+        if len(again):
+            raise RholossError(
+                f"{len(again)} rows of the data have the id of another, for instance {int(again[0])}, so "
+                "that recorded ids do not say which row was chosen; give each row an id of its own."
+            )
         place = torch.searchsorted(ids[order], self.index).clamp(max=len(ids) - 1)
         rows = order[place]
         missing = ids[rows] != self.index

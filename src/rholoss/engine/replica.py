@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.copies import Copies
-from rholoss.modes import submodules
 
 
 class Replica:
@@ -24,7 +23,8 @@ class Replica:
         self.model = copy.deepcopy(model).to(dtype)
         # By momentum: statistics of the model, and of the copy. Moved together, in few kernels.
         self._moving: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        for module, original in zip(submodules(self.model), submodules(model), strict=True):
+        # Each once, also where it is in two places: its momentum is read before it is set.
+        for module, original in zip(self.model.modules(), model.modules(), strict=True):
             if isinstance(module, _BatchNorm) and isinstance(original, _BatchNorm):
                 module.float()
                 if module.momentum is not None and module.track_running_stats:
