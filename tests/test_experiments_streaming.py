@@ -166,3 +166,21 @@ def test_side_heads_are_taken_off_after_the_weights_were_loaded(monkeypatch, nam
     assert network.fc.out_features == 14
     assert network.aux_logits is False
     assert all(getattr(network, head) is None for head in heads)
+
+
+def test_low_precision_is_that_of_the_model_and_not_of_the_sums(loop):
+    current = loop(Cell(**BASE), precision="bf16")
+    losses = []
+    forward = current.model.forward
+
+    def watched(x):
+        assert torch.is_autocast_enabled("cpu")
+        logits = forward(x)
+        losses.append(logits.float())
+        return logits
+
+    current.model.forward = watched
+    found = current._evaluate()
+    labels = torch.tensor([y for _, y in current.files.test])
+    expected = nn.functional.cross_entropy(torch.cat(losses), labels)
+    assert found.loss == pytest.approx(float(expected), abs=1e-6)

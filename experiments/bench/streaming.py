@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -169,9 +169,11 @@ class Loop:
     def _evaluate(self) -> Evaluation:
         sums = torch.zeros(3, self.files.num_classes, device=self.device)  # loss, right, all
         self.model.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad():
             for x, y in self._loader(self.files.test, 256):
-                sums += _by_class(self.model, x.to(self.device), y.to(self.device), sums.shape[1])
+                with self._autocast():
+                    logits = self.model(x.to(self.device))
+                sums += _by_class(logits.float(), y.to(self.device), sums.shape[1])
         loss, right, total = sums.double().cpu()
         accuracy = float(right.sum() / total.sum())
         return Evaluation(float(loss.sum() / total.sum()), accuracy, (right / total).tolist())
@@ -190,8 +192,7 @@ class Loop:
         return {"correct": [round(x, 4) for x in shares.tolist()]}
 
 
-def _by_class(model: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> Tensor:
-    logits = model(x).float()
+def _by_class(logits: Tensor, y: Tensor, num_classes: int) -> Tensor:
     loss = F.cross_entropy(logits, y, reduction="none")
     right = (logits.argmax(1) == y).float()
     return torch.stack([loss, right, torch.ones_like(loss)]) @ F.one_hot(y, num_classes).float()
