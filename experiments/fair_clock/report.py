@@ -238,7 +238,7 @@ def about(arm: Arm) -> str:
     if arm.drop:
         parts.append(f"without the {arm.drop:.0%} of highest irreducible loss")
     if arm.plan is not None:
-        parts.append(planned(arm.plan(0.0)))
+        parts.append(planned(arm.plan(1.0)))
     return ("; ".join(parts) or "all rows, as they come").replace("%", " %")
 
 
