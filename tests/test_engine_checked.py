@@ -122,7 +122,7 @@ def test_who_evaluates_in_between_changes_nothing(overlap):
     for frozen in (False, True):
         for evaluates in (False, True):
             model = make_model()
-            model[2].train(not frozen)
+            model[1].train(not frozen)
             made = trainer(model, overlap=overlap)
             made.train(10)
             if evaluates:
@@ -138,7 +138,10 @@ def test_who_evaluates_in_between_changes_nothing(overlap):
     assert not torch.equal(ends[0][0], ends[2][0])
 
 
-def test_a_model_in_eval_mode_is_trained_in_train_mode():
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_in_eval_mode_is_trained_in_train_mode(inside):
+    """A pretrained one comes in eval mode, and may be inside another, which is not."""
     model = make_model().eval()
-    trainer(model, method="uniform").train(30)
+    trainer(nn.Sequential(model) if inside else model, method="uniform").train(30)
     assert model[1].num_batches_tracked == 30
+    assert model[2].training

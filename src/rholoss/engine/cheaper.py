@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.optimizers import MakeOptimizer, adamw, for_graphs
 from rholoss.engine.resident import Examples
@@ -188,9 +189,17 @@ class Proxy(Cheaper):
 
 
 def ready(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on the device, in train mode; a layer that was frozen (`layer.eval()`) stays frozen."""
-    model = model.to(device)
-    return model if model.training else model.train()
+    """The model on the device, in train mode; a BatchNorm layer that was frozen stays frozen.
+
+    That is one in eval mode directly inside a module in train mode. A whole part in eval mode is not taken
+    for frozen: pretrained models come that way, and may be inside another.
+    """
+    layers = [layer for module in model.modules() if module.training for layer in module.children()]
+    frozen = [m for m in layers if isinstance(m, _BatchNorm) and not m.training]
+    model = model.to(device).train()
+    for layer in frozen:
+        layer.eval()
+    return model
 
 
 def check_runs_model(option: Cheaper, step: DeviceStep) -> None:
