@@ -26,7 +26,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 
 passes = 8
 rows = rho.Planned(train, rho.Remembered(chance=math.log(10)), passes=passes)
-loader = DataLoader(train, batch_size=32, sampler=rows)
+loader = DataLoader(train, batch_size=32, sampler=rows, drop_last=True)
 for _ in range(passes):
     for index, x, y in loader:
         loss_k = F.cross_entropy(model(x), y, reduction="none")

@@ -23,7 +23,7 @@ def high(situation: Situation) -> Epoch:
 
 def passes() -> tuple[list[list[int]], dict[str, Any]]:
     """Rows of each pass, and what is remembered at the end; a loss depends on row and visit."""
-    rows, visited = rho.Planned(range(ROWS), high, passes=PASSES), []
+    rows, visited = rho.Planned(range(ROWS), high, passes=PASSES + 1), []
     for number in range(PASSES):
         visited.append(list(rows))
         index = torch.tensor(visited[-1])

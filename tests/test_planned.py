@@ -176,3 +176,73 @@ def test_remembering_on_a_gpu_waits_for_nothing(no_waiting):
     seen[order] = 2
     assert len(order) < 100  # the second pass does without some
     assert torch.equal(rows.memory.seen.cpu(), seen)
+
+
+def everything(situation):
+    return Epoch(torch.arange(len(situation.seen)))
+
+
+def train(rows, loader, stop=None, seen=None):
+    """Passes as a loop has them; returns the rows of each batch."""
+    seen = [] if seen is None else seen
+    for _ in range(rows.begun, rows.passes):
+        for index in loader:
+            rows.remember(index, (index % 7).float())
+            seen.append(index.tolist())
+            if len(seen) == stop:
+                return seen
+    return seen
+
+
+@pytest.mark.parametrize("peek", [True, False])
+def test_a_look_at_the_first_batch_costs_no_pass(peek):
+    rows = rho.Planned(range(20), everything, passes=3)
+    loader = DataLoader(range(20), batch_size=4, sampler=rows)
+    first = next(iter(loader)).tolist() if peek else None
+    seen = train(rows, loader)
+    assert len(seen) == 3 * 5
+    assert rows.begun == 3
+    assert first in (None, seen[0])
+    assert rows.memory.seen.tolist() == [3] * 20
+
+
+def test_more_passes_than_were_said_are_refused():
+    rows = rho.Planned(range(4), everything, passes=2)
+    list(rows), list(rows)
+    with pytest.raises(RholossError, match=r"`passes` is 2, and so many are done.*Make `Planned`"):
+        list(rows)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 3, 5, 6, 8, 10, 12])
+def test_a_state_of_the_middle_of_a_pass_goes_on_there(stop, workers):
+    """Whatever the loader's workers have taken ahead: what was remembered counts."""
+
+    def make():
+        rows = rho.Planned(range(22), InfoBatch(), passes=3)
+        options = {"sampler": rows, "drop_last": True, "num_workers": workers}
+        return rows, DataLoader(range(22), batch_size=4, **options)
+
+    rows, loader = make()
+    whole = train(rows, loader)
+    first, loader = make()
+    seen = train(first, loader, stop=stop)
+    resumed, loader = make()
+    resumed.load_state_dict(first.state_dict())
+    twice = rho.Planned(range(22), InfoBatch(), passes=3)
+    twice.load_state_dict(resumed.state_dict())  # saved again before it went on
+    assert torch.equal(torch.tensor(list(twice)), torch.tensor(list(resumed)))
+    resumed.load_state_dict(first.state_dict())
+    train(resumed, loader, seen=seen)
+    assert seen == whole
+    assert resumed.begun == 3
+
+
+def test_a_last_batch_that_is_smaller_is_not_made_up_for():
+    """A loader may leave it out, which the sampler cannot know."""
+    rows = rho.Planned(range(10), everything, passes=2)
+    seen = train(rows, DataLoader(range(10), batch_size=4, sampler=rows), stop=2)
+    resumed = rho.Planned(range(10), everything, passes=2)
+    resumed.load_state_dict(rows.state_dict())
+    train(resumed, DataLoader(range(10), batch_size=4, sampler=resumed), seen=seen)
+    assert [len(batch) for batch in seen] == [4, 4, 4, 4, 2]

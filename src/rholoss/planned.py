@@ -23,7 +23,7 @@ class Planned(Sampler[int]):
     """Rows of one pass after another, for `DataLoader(dataset, sampler=...)`; nothing is scored.
 
         rows = rho.Planned(train, rho.Remembered(math.log(10)), passes=20)  # train = rho.WithIndex(...)
-        loader = DataLoader(train, batch_size=128, sampler=rows)
+        loader = DataLoader(train, batch_size=128, sampler=rows, drop_last=True)
         for _ in range(20):
             for index, x, y in loader:
                 loss_k = F.cross_entropy(model(x), y, reduction="none")
@@ -32,8 +32,12 @@ class Planned(Sampler[int]):
     A training step knows the loss of each of its rows anyway. `remember` keeps the last `depth` of each, on
     the device and without waiting for it, and gives back their mean (weighted, if the plan has weights) to
     call `backward` on. When a pass begins, the plan decides on its rows; the order is a function of (seed,
-    pass). Of several ranks each gets its part, and what all of them remember is put together first; a part
-    has the same number of rows on each rank.
+    pass). A pass of which nothing was remembered, and that did not come to its end, is dealt again: a look at
+    the first batch costs none. Of several ranks each gets its part, and what all of them remember is put
+    together first; a part has the same number of rows on each rank.
+
+    How many rows a pass has is the plan's affair, so that its last batch may have one row, on which BatchNorm
+    cannot train: hence `drop_last=True`, which leaves out others each time.
 
     Args:
         dataset: what the loader reads, with the ids that its items carry (`WithIndex`).
@@ -52,12 +56,15 @@ class Planned(Sampler[int]):
                 "at least."
             )
         self.plan, self.passes, self.seed = plan, passes, seed
-        self.begun = 0  # passes
+        self.begun = 0  # passes of which something was remembered, or that came to their end
         self.memory = Memory(len(ids), torch.device("cpu"), depth)
+        self.order: Tensor | None = None  # of the pass that was begun last, of all ranks
         self.weight: Tensor | None = None  # of each row in this pass
         self.left_out = 0  # rows that this pass does without
         self._ranks = distributed.place()[1]
         self._num = len(ids) // self._ranks  # rows of this pass on this rank
+        self._done = self._size = 0  # of these, how many were remembered, and at a time
+        self._open = False  # a pass that is not counted yet: it is dealt (again), or goes on
         counted = isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
         self._row_of = None if counted else {key: row for row, key in enumerate(list(ids))}
         self._merged = self.memory.seen.clone()
@@ -82,9 +89,28 @@ class Planned(Sampler[int]):
         self._move(loss_k.device)
         row_k = row_k.to(loss_k.device, non_blocking=True)
         self.memory.record(row_k, loss_k)
+        self._count()
+        self._done, self._size = self._done + len(row_k), len(row_k)
         return loss_k.mean() if self.weight is None else (loss_k * self.weight[row_k]).mean()
 
     def __iter__(self) -> Iterator[int]:
+        order = self.order
+        if order is None or not self._open:
+            order = self._begin()
+        first = distributed.place()[0] * self._num
+        yield from order[first + self._done : first + self._num].tolist()
+        self._count()
+
+    def _count(self) -> None:
+        self.begun, self._open = self.begun + self._open, False
+
+    def _begin(self) -> Tensor:
+        """The order of the next pass."""
+        if self.begun >= self.passes:
+            raise RholossError(
+                f"`passes` is {self.passes}, and so many are done: the plan reads from it how far training "
+                "is. Make `Planned` with as many passes as there are to be."
+            )
         if self._ranks > 1:
             self._put_together()
         seen, recent = self.memory.seen.cpu(), self.memory.recent.cpu()
@@ -93,21 +119,40 @@ class Planned(Sampler[int]):
         epoch = self.plan(Situation(progress, seen, recent, None, generator, notes))
         check_epoch(epoch, len(seen))
         order = epoch.rows[torch.randperm(len(epoch.rows), generator=generator)]
-        rank = distributed.place()[0]
-        self._num, self.left_out = len(order) // self._ranks, len(seen) - len(order)
-        self.weight = None if epoch.weight is None else epoch.weight.to(self.memory.seen.device)
-        self.begun += 1
-        yield from order[rank * self._num : (rank + 1) * self._num].tolist()
+        self._enter(order, epoch.weight, 0)
+        return order
+
+    def _enter(self, order: Tensor | None, weight: Tensor | None, done: int) -> None:
+        """Stand in a pass, behind so many of its rows; None: between two."""
+        rows = len(self.memory.seen)
+        dealt = rows if order is None else len(order)
+        self.order, self._num, self.left_out = order, dealt // self._ranks, rows - dealt
+        self.weight = None if weight is None else weight.to(self.memory.seen.device)
+        self._done, self._size, self._open = done, 0, order is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on. Take it between two passes."""
-        return {"begun": self.begun, "memory": self.memory.state_dict()}
+        """All that a run needs to go on.
+
+        In the middle of a pass it holds the place, as far as rows were remembered, and `begun` does not
+        count that pass. With several ranks take it between two: until then each knows only its own rows.
+        """
+        # A loader may leave out a last batch that is too small; what is less than one is done.
+        rest = self._num - self._done
+        under_way = rest >= self._size if self._done else self._open
+        return {
+            "begun": self.begun - (under_way and not self._open),
+            "memory": self.memory.state_dict(),
+            "order": self.order if under_way else None,
+            "weight": self.weight.cpu() if under_way and self.weight is not None else None,
+            "done": self._done if under_way else 0,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the next pass."""
+        """Go on with the rest of the pass in which the state was saved, or with the next."""
         self.begun = state["begun"]
         self.memory.load_state_dict(state["memory"])
         self._merged = self.memory.seen.clone()
+        self._enter(state.get("order"), state.get("weight"), state.get("done", 0))
 
     def _rows(self, index: Any) -> Tensor:
         if self._row_of is None:
