@@ -84,7 +84,7 @@ def test_selection_from_a_stream_within_an_epoch(il):
     select = rho.Selector("negative_il", keep=0.1)
     for step, batch in enumerate(itertools.islice(loader, 3)):
         chosen = select(nn.Linear(5, 2), batch)
-        assert set(chosen) == {"index", "name", "x", "y"}
+        assert set(chosen) == {"index", "x", "y"}
         assert chosen["index"] == [f"k{step * 30 + i}" for i in range(3)]
     plain = rho.Selector("negative_il", irreducible=il, keep=0.1)  # looked up by the selector
     assert plain(nn.Linear(5, 2), next(iter(DataLoader(stream(), batch_size=30))))["index"] == [
@@ -240,3 +240,14 @@ def test_a_stream_is_scored_shard_by_shard(tmp_path):
     assert torch.equal(workers.values, found.values)
     with pytest.raises(RholossError, match="`out` was not given"):
         rho.score_irreducible(model, stream(), loss=cross_entropy, progress=False)
+
+
+def test_a_named_loss_takes_items_of_a_stream(tmp_path):
+    """Their key is not one more input of the model."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    il = rho.score_irreducible(model, stream(), out=tmp_path / "il", progress=False)
+    batch = next(iter(DataLoader(stream(irreducible=il), batch_size=30)))
+    chosen = rho.Selector("rho", keep=0.1)(model, batch)
+    assert len(chosen["index"]) == 3
+    assert stream(key=lambda item: item["name"]).items(0).__next__()[1].keys() == {"name", "x", "y"}

@@ -158,3 +158,13 @@ def test_the_first_trainer_runs_the_store_where_torchrun_does_not(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(host.underlying_store.port))
     wire.meeting_place().set("where", "here")
     assert host.get("where") == b"here"
+
+
+def test_rows_that_cannot_be_stacked_are_refused():
+    batch = {"index": torch.arange(3), "x": [torch.zeros(2), torch.zeros(1), torch.zeros(4)]}
+    with pytest.raises(
+        RholossError, match=r"batch\['x'\] has an entry for each example that is not"
+    ):
+        serve.check_carried(batch, 3, ())
+    serve.check_carried(batch, 3, ("batch['x']",))
+    serve.check_carried({**batch, "x": ["a", "b", "c"]}, 3, ())

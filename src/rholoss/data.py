@@ -1,7 +1,8 @@
 """Ids and batches: data sets whose items carry their row number, and batches of any structure.
 
 A batch is a tree of tuples, lists, dicts, named tuples and dataclasses. Its leaves are tensors or
-arrays with one row per example, and lists with one entry per example (strings, say).
+arrays with one row per example, and lists with one entry per example: strings, or what cannot be
+stacked (ragged tensors, a dict for each example).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from rholoss.errors import RholossError
 
@@ -81,7 +82,8 @@ class WithIndex(_View):
 
     The id is the row of the underlying data set, also through (nested) `Subset`s, so that what was
     measured for an id holds for every view of the data. Ids of another kind, strings for instance,
-    are given as `ids`, one for each row of `dataset`.
+    are given as `ids`, one for each row of `dataset`. A data set whose items carry ids already (a
+    `Subset` of a `WithIndex`) keeps them.
     """
 
     def __init__(self, dataset: Dataset[Any], ids: Sequence[Any] | None = None) -> None:
@@ -91,7 +93,7 @@ class WithIndex(_View):
                 "`rholoss.Stream(shards, read, key=...)`, or put a stable key into each item yourself (a "
                 "dict item's 'index', or the first of a tuple)."
             )
-        self.dataset = dataset
+        self.dataset = _without_ids(dataset)
         self.ids = ids_of_rows(dataset) if ids is None else _as_ids(ids)
         if len(self.ids) != len(dataset):
             raise RholossError(
@@ -137,6 +139,27 @@ def _ids_at(ids: Any, positions: Sequence[int]) -> list[Any]:
     return [int(index) for index in found] if isinstance(ids, np.ndarray) else found
 
 
+def _without_ids(dataset: Any) -> Any:
+    """The same rows, as items that carry no ids yet: they would come twice."""
+    if isinstance(dataset, WithIndex):
+        return dataset.dataset
+    if isinstance(dataset, WithIrreducible):
+        raise RholossError(
+            "`dataset` is a `WithIrreducible` or a `Subset` of one, whose items carry their ids already; "
+            "pass it to the loader as it is."
+        )
+    if type(dataset) is Subset:  # a subclass may change the items
+        inner = _without_ids(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    for part in getattr(dataset, "datasets", ()) if isinstance(dataset, ConcatDataset) else ():
+        if _without_ids(part) is not part:
+            raise RholossError(
+                "`dataset` is a `ConcatDataset` of data sets that carry ids already, each from 0 on; join "
+                "them first: `rholoss.WithIndex(ConcatDataset([a, b]))`."
+            )
+    return dataset
+
+
 def ids_of_rows(dataset: Any) -> Any:
     """The id of each row: of `WithIndex` its ids, of a `Subset` those of its rows, else 0, 1, 2, ..."""
     if isinstance(dataset, (WithIndex, WithIrreducible)):
@@ -152,21 +175,29 @@ def ids_of_rows(dataset: Any) -> Any:
 Path = tuple[Any, ...]  # keys and places from the root; fields start with a dot
 
 
-def tree_map(function: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> Any:
-    """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves."""
+def tree_map(
+    function: Callable[[Path, Any], Any],
+    tree: Any,
+    path: Path = (),
+    whole: Callable[[Path, Any], bool] | None = None,
+) -> Any:
+    """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves.
+
+    So are those of which `whole(path, list)` is true.
+    """
     if isinstance(tree, Tensor):  # the usual case first: this runs at every step
         return function(path, tree)
     if isinstance(tree, Mapping):
-        mapped = {key: tree_map(function, value, (*path, key)) for key, value in tree.items()}
+        mapped = {key: tree_map(function, v, (*path, key), whole) for key, v in tree.items()}
         return _mapping_like(tree, mapped)
     if isinstance(tree, (list, tuple)):
-        if not _is_branch(tree):
+        if not _is_branch(tree) or (whole is not None and whole(path, tree)):
             return function(path, tree)
-        parts = [tree_map(function, value, (*path, i)) for i, value in enumerate(tree)]
+        parts = [tree_map(function, value, (*path, i), whole) for i, value in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     if is_record(tree):
         names = [f.name for f in dataclasses.fields(tree) if f.init]
-        fields = {f: tree_map(function, getattr(tree, f), (*path, "." + f)) for f in names}
+        fields = {f: tree_map(function, getattr(tree, f), (*path, "." + f), whole) for f in names}
         return dataclasses.replace(tree, **fields)
     return function(path, tree)
 
@@ -175,6 +206,44 @@ def path_name(path: Path) -> str:
     """How a leaf is written in Python: batch[1], batch['image'], batch.image."""
     fields = (str(p) if str(p).startswith(".") else f"[{p!r}]" for p in path)
     return "batch" + "".join(fields)
+
+
+def is_shared(path: Path, shared: Sequence[str]) -> bool:
+    """Whether a leaf belongs to all rows: it is named in `shared`, or what it is a part of is."""
+    return bool(shared) and any(path_name(path[: n + 1]) in shared for n in range(len(path)))
+
+
+def lists_by_row(rows: int, shared: Sequence[str] = ()) -> Callable[[Path, Any], bool]:
+    """For `tree_map`: which lists have an entry for each of the examples, and are no list of fields.
+
+    It is a list of `rows` entries that cannot be one of fields, because somewhere in it is a tensor
+    without `rows` rows, or nowhere one with them. Where all have, nothing tells the two apart, and
+    it is taken for fields: those of a small last batch look like that.
+    """
+
+    def whole(path: Path, items: Any) -> bool:
+        # The batch itself is never a list of examples: its ids stand beside them.
+        if len(items) != rows or not path or hasattr(items, "_fields"):
+            return False
+        found: set[bool | None] = set()
+
+        def look(path: Path, leaf: Any) -> None:
+            # What is named in `shared` is a field, and so is what stands beside it.
+            found.add(is_shared(path, shared) or _has_rows(leaf, rows))
+
+        tree_map(look, items, path)
+        return False in found or True not in found
+
+    return whole
+
+
+def _has_rows(leaf: Any, rows: int) -> bool | None:
+    """Whether a leaf has a row for each example; None if it belongs to all of them."""
+    if leaf is None or isinstance(leaf, (int, float, str, bytes, np.generic)):
+        return None
+    if isinstance(leaf, (Tensor, np.ndarray)):
+        return leaf.shape[0] == rows if leaf.ndim else None
+    return isinstance(leaf, (list, tuple)) and len(leaf) == rows
 
 
 def _mapping_like(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
@@ -263,36 +332,38 @@ def take(
     """The rows of the batch at these positions, in the batch's own structure.
 
     Tensors and arrays need `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
-    and so does what is named in `shared`. Lists with an entry per row are indexed on the host. What
-    has no row for each example is an error, or is passed on as it is if not `strict`.
+    and so does what is named in `shared`. Lists with an entry per row (see `lists_by_row`) are indexed
+    on the host. What has no row for each example is an error, or is passed on as it is if not `strict`.
     """
 
     def pick(path: Path, leaf: Any) -> Any:
-        if leaf is None or isinstance(leaf, (int, float, str, bytes, np.generic)):
+        has_rows = None if is_shared(path, shared) else _has_rows(leaf, rows)
+        if has_rows is None or not (has_rows or strict):
             return leaf
-        if (shared and path_name(path) in shared) or getattr(leaf, "ndim", 1) == 0:
-            return leaf
-        if isinstance(leaf, Tensor):
-            if leaf.shape[0] == rows:
-                ahead = leaf.device.type != "cpu"
-                return leaf.index_select(0, position.to(leaf.device, non_blocking=ahead))
-        elif isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,):
+        if has_rows and isinstance(leaf, Tensor):
+            ahead = leaf.device.type != "cpu"
+            return leaf.index_select(0, position.to(leaf.device, non_blocking=ahead))
+        if has_rows and isinstance(leaf, np.ndarray):
             return leaf[position.cpu().numpy()]
-        elif isinstance(leaf, (list, tuple)) and len(leaf) == rows:
+        if has_rows:
             return type(leaf)([leaf[i] for i in position.tolist()])
-        if not strict:
-            return leaf
         shape = tuple(getattr(leaf, "shape", ())) or type(leaf).__name__
         raise RholossError(
             f"{path_name(path)} is {shape}, which has no row for each of the {rows} examples, so rows "
             "cannot be selected from it. If it belongs to all of them, pass "
-            f"`shared=({path_name(path)!r},)`; else let the collator stack it."
+            f"`shared=({path_name(path)!r},)`; else let the collator stack it, or make a list of it with "
+            "an entry for each example."
         )
 
-    return tree_map(pick, batch)
+    return tree_map(pick, batch, whole=lists_by_row(rows, shared))
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are (the CPU if it has none)."""
+    if not isinstance(model, nn.Module):
+        raise RholossError(
+            f"`model` is a {type(model).__name__}; pass the torch.nn.Module that is trained. A function "
+            "from the model and a batch to losses is the selector's `loss`."
+        )
     first = next(itertools.chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if first is None else first.device

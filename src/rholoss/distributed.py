@@ -10,9 +10,10 @@ Shapes: R ranks, B candidates of all ranks in rank order, k selected by all of t
 
 from __future__ import annotations
 
-import math
 import os
 import time
+import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rholoss import data, errors
+from rholoss import data, errors, packing
 from rholoss.core import Selection, Stats
 from rholoss.errors import RholossError
 
@@ -100,6 +101,18 @@ class Told:
         """How many all ranks select together: equally many each, at least one."""
         ranks, wanted = len(self.by_rank), sum(said["k"] for said in self.by_rank)
         return wanted // ranks * ranks
+
+    def warn_of_same(self, rank: int) -> None:
+        """Say so, on the first rank, if another has the very same candidates; asked at the first call."""
+        first = self.by_rank[0].get("candidates")
+        others = [r for r, said in enumerate(self.by_rank) if r and said.get("candidates") == first]
+        if rank == 0 and first is not None and others:
+            warnings.warn(
+                f"Rank {others[0]} has the same candidates as rank 0, so that both choose the same rows. "
+                "Deal them out: DataLoader(dataset, batch_sampler=select.batch_sampler(dataset, "
+                "batch_size)), or a DistributedSampler.",
+                stacklevel=3,
+            )
 
 
 class Ranks:
@@ -180,14 +193,14 @@ class Ranks:
         own = rows_R[self.rank]
         home = next(iter(columns.values())).device if columns else torch.device("cpu")
         device = _carrier(home)
-        packed = _pack([value.to(device) for value in columns.values()], own)
+        packed = packing.pack([value.to(device) for value in columns.values()], own)
         padded = packed.new_zeros(max(rows_R), packed.shape[1])
         padded[:own] = packed
         parts = [torch.empty_like(padded) for _ in rows_R]
         if columns:
             dist.all_gather(parts, padded)
         all_B = torch.cat([part[:rows] for part, rows in zip(parts, rows_R, strict=True)]).to(home)
-        found = dict(zip(columns, _unpack(all_B, list(columns.values())), strict=True))
+        found = dict(zip(columns, packing.unpack(all_B, list(columns.values())), strict=True))
         index: Any = found.pop(data.INDEX, None)
         if index is None:
             index = [key for said in told.by_rank for key in said["keys"]]
@@ -211,10 +224,12 @@ class Ranks:
         sent = sent[np.argsort(trainer_k[sent], kind="stable")]
         mine = np.flatnonzero(trainer_k == rank)
         mine = mine[np.argsort(owner_k[mine], kind="stable")]
+        # Decided by the whole batch: what is left of it may look otherwise.
+        paths = [path for path, _ in packing.row_leaves(batch, shared, rows)]
         leaving = data.take(batch, torch.from_numpy(position_k[sent] - start), rows, shared)
         counts = [np.bincount(trainer_k[sent], minlength=len(rows_R)).tolist()]
         counts += [np.bincount(owner_k[mine], minlength=len(rows_R)).tolist()]
-        training = self._move(leaving, len(sent), counts[0], counts[1], shared)
+        training = self._move(leaving, len(sent), counts[0], counts[1], paths)
         which = torch.from_numpy(mine).to(selection.position.device)
         weight = (
             None
@@ -224,33 +239,40 @@ class Ranks:
         return training, Selection(selection.position[which], weight)
 
     def _move(
-        self, batch: Any, rows: int, going: list[int], coming: list[int], shared: Sequence[str]
+        self, batch: Any, rows: int, going: list[int], coming: list[int], paths: Sequence[data.Path]
     ) -> Any:
         """Send rows, which are sorted by where they go; get as many as come from each rank."""
-        leaves = [leaf for _, leaf in _row_leaves(batch, shared)]
+        at = packing.leaves_at(batch, paths)
+        leaves = list(at.values())
         tensors = [torch.as_tensor(leaf) for leaf in leaves if not isinstance(leaf, (list, tuple))]
         found: list[Any] = []
         if tensors:
             device = _carrier(tensors[0].device)
-            packed = _pack([leaf.to(device) for leaf in tensors], rows)
+            packed = packing.pack([leaf.to(device) for leaf in tensors], rows)
             got = packed.new_empty(sum(coming), packed.shape[1])
             dist.all_to_all_single(got, packed, coming, going)
-            found = _unpack(got, tensors)
+            found = packing.unpack(got, tensors)
         listed = [leaf for leaf in leaves if isinstance(leaf, (list, tuple))]
         ends = np.cumsum([0, *going]).tolist()
         parcels = [
             [list(leaf[ends[r] : ends[r + 1]]) for leaf in listed] for r in range(len(going))
         ]
+        parcels = data.to_device(parcels, torch.device("cpu"))  # tensors of one row each
         arrived = [sent[self.rank] for sent in self.exchange(parcels)] if listed else []
-        lists = iter([list(chain(*parts)) for parts in zip(*arrived, strict=True)])
+        home = tensors[0].device if tensors else torch.device("cpu")
+        lists = iter(
+            data.to_device([list(chain(*parts)) for parts in zip(*arrived, strict=True)], home)
+        )
         moved = iter(found)
         replaced = {
             path: type(leaf)(next(lists))
             if isinstance(leaf, (list, tuple))
-            else _like(next(moved), leaf)
-            for path, leaf in _row_leaves(batch, shared)
+            else packing.as_leaf(next(moved), leaf)
+            for path, leaf in at.items()
         }
-        return data.tree_map(lambda path, leaf: replaced.get(path, leaf), batch)
+        return data.tree_map(
+            lambda path, leaf: replaced.get(path, leaf), batch, whole=lambda path, _: path in at
+        )
 
     def tell(
         self,
@@ -265,11 +287,14 @@ class Ranks:
         """Say what the others have to know of this rank's candidates; `same` must be so everywhere."""
         told.said |= {"rows": len(ids), "k": k, "same": dict(same)}
         told.moves = moves
+        if same and len(ids) > 1:  # a data set with fewer rows than ranks repeats one
+            keys = sorted(ids.tolist() if isinstance(ids, Tensor) else map(str, ids))
+            told.said["candidates"] = zlib.crc32(repr(keys).encode())
         if moves:
             told.said["keys"] = None if isinstance(ids, Tensor) else list(ids)
             told.said["same"]["the shape of a row"] = [
-                f"{data.path_name(path)} {_row_shape(leaf)}"
-                for path, leaf in _row_leaves(batch, shared)
+                f"{data.path_name(path)} {packing.row_shape(leaf)}"
+                for path, leaf in packing.row_leaves(batch, shared, len(ids))
             ]
 
 
@@ -303,59 +328,6 @@ def _carrier(device: torch.device) -> torch.device:
     """Where tensors have to be for the process group to carry them."""
     known = dict(part.split(":") for part in str(dist.get_backend_config()).split(","))
     return device if known.get(device.type, "gloo") != "gloo" else torch.device("cpu")
-
-
-def _row_leaves(batch: Any, shared: Sequence[str]) -> list[tuple[data.Path, Any]]:
-    """The leaves that have a row for each example."""
-    found: list[tuple[data.Path, Any]] = []
-
-    def look(path: data.Path, leaf: Any) -> Any:
-        by_row = isinstance(leaf, (Tensor, np.ndarray, list, tuple))
-        if by_row and getattr(leaf, "ndim", 1) > 0 and data.path_name(path) not in shared:
-            found.append((path, leaf))
-        return leaf
-
-    data.tree_map(look, batch)
-    return found
-
-
-def _row_shape(leaf: Any) -> str:
-    if isinstance(leaf, (list, tuple)):
-        return "list"
-    return f"{tuple(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}"
-
-
-def _pack(columns: Sequence[Tensor], rows: int) -> Tensor:
-    """The columns side by side, as bytes [rows, width]: one message, whatever their types."""
-    wide = [column for column in columns if _width(column)]
-    flat = [_plain(column.detach().reshape(rows, _width(column))) for column in wide]
-    parts = [column.view(torch.uint8) for column in flat]
-    return torch.cat(parts, 1) if parts else torch.empty(rows, 0, dtype=torch.uint8)
-
-
-def _plain(column: Tensor) -> Tensor:
-    """A copy with plain strides, also where there are no rows: only those can be read as bytes."""
-    return column.clone(memory_format=torch.contiguous_format)
-
-
-def _width(column: Tensor) -> int:
-    return math.prod(column.shape[1:])
-
-
-def _unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Columns with the types and row shapes of `like`."""
-    columns, start = [], 0
-    for column in like:
-        shape = (len(packed), *column.shape[1:])
-        width = column.element_size() * _width(column)
-        part = _plain(packed[:, start : start + width])
-        columns.append(part.view(column.dtype).reshape(shape) if width else column.new_empty(shape))
-        start += width
-    return columns
-
-
-def _like(moved: Tensor, leaf: Any) -> Any:
-    return moved.to(leaf.device) if isinstance(leaf, Tensor) else moved.numpy()
 
 
 def _as_text(error: Exception | None) -> tuple[str, str] | None:

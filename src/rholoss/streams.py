@@ -24,9 +24,9 @@ class Stream(IterableDataset[Any]):
         stream = Stream(urls, read, key="__key__", irreducible=il)
         for batch in DataLoader(stream, batch_size=320): ...
 
-    `(x, y)` becomes `(key, x, y)`, a dict gets "index". Each rank and each worker of a loader reads
-    shards of its own. Keys and their order within a shard have to be the same in every run: by them
-    irreducible losses are found again, and a run that stopped goes on.
+    `(x, y)` becomes `(key, x, y)`, a dict gets "index" in place of its key. Each rank and each worker
+    of a loader reads shards of its own. Keys and their order within a shard have to be the same in
+    every run: by them irreducible losses are found again, and a run that stopped goes on.
 
     Args:
         shards: names of the shards: paths, URLs, numbers. At least one for each rank.
@@ -71,9 +71,12 @@ class Stream(IterableDataset[Any]):
         self._done, self._batch_size, self._resumed = batches, batch_size, self.epoch
 
     def items(self, shard: Any) -> Iterator[tuple[Any, Any]]:
-        """The key and the item of each row of a shard."""
+        """The key and the item of each row of a shard; an entry that is the key is taken out of it."""
         for item in self.read(shard):
-            yield self._key_of(item, shard), item
+            key = self._key_of(item, shard)
+            if not callable(self.key):  # a model would be given it, and it comes back as "index"
+                item = {name: value for name, value in item.items() if name != self.key}
+            yield key, item
 
     def _key_of(self, item: Any, shard: Any) -> Any:
         if callable(self.key):
@@ -94,14 +97,14 @@ class Stream(IterableDataset[Any]):
         keyed = self._behind(self._keyed(), self._rows_done())
         if self.irreducible is None:
             for key, item in keyed:
-                yield self._with(item, key)
+                yield data.attach(item, key)
             return
         while some := list(itertools.islice(keyed, LOOKED_UP)):
             keys = [key for key, _ in some]
             loss_n = self.irreducible.lookup(keys)
             raise_unmeasured(keys, loss_n)
             for (key, item), loss in zip(some, loss_n.tolist(), strict=True):
-                yield self._with(item, data.Keyed(key, loss))
+                yield data.attach(item, data.Keyed(key, loss))
 
     def _behind(self, keyed: Iterator[Any], rows: int) -> Iterator[Any]:
         """Without the first rows, which were in batches that are done; the last may have fewer."""
@@ -158,9 +161,3 @@ class Stream(IterableDataset[Any]):
                 "num_workers=1."
             )
         return -(-(done - turn) // turns) * self._batch_size
-
-    def _with(self, item: Any, key: Any) -> Any:
-        if not isinstance(item, Mapping) or self.key != data.INDEX:
-            return data.attach(item, key)
-        loss = {data.IRREDUCIBLE: key.irreducible_loss} if isinstance(key, data.Keyed) else {}
-        return {**item, **loss}  # the id is there already

@@ -214,7 +214,7 @@ class Batches:
         k = self._k(len(stats.index))
         again, score = core.choose(select.method, newest, k, generator)
         select.ledger.forwards += rows * (self._scorer.draws if needs & core.MONTE_CARLO else 1)
-        training = data.take(training, again.position, rows)
+        training = data.take(training, again.position, rows, select.shared)
         return training, position[again.position], score_B.index_copy(0, position, score)
 
     def _k(self, rows: int) -> int:
@@ -232,6 +232,8 @@ class Batches:
         if self.workers and not counted and self._is_scored(self.select.step):
             self.counts.steps += 1
             self.counts.alone += 1
+        if self._structure is None and self.workers:
+            serve.check_carried(batch, len(self.select.find_index(batch)), self.select.shared)
         training = self.select(self.model, batch)
         if self._structure is None:
             self._structure = data.tree_map(_kind, training)

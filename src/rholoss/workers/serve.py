@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,6 +54,21 @@ def leaves_of(batch: Any) -> list[Any]:
 
     data.tree_map(keep, batch)
     return found
+
+
+def check_carried(batch: Any, rows: int, shared: Sequence[str]) -> None:
+    """Raise if a batch holds what is not sent: its leaves must be as many at every step."""
+    by_row = data.lists_by_row(rows, shared)
+
+    def look(path: data.Path, items: Any) -> bool:
+        if by_row(path, items):
+            raise RholossError(
+                f"{data.path_name(path)} has an entry for each example that is not stacked, which scoring "
+                "workers cannot send; let the collator pad and stack it, or select without workers."
+            )
+        return False
+
+    data.tree_map(lambda path, leaf: leaf, batch, whole=look)
 
 
 def with_leaves(structure: Any, leaves: list[Any]) -> Any:
