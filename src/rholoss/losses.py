@@ -7,6 +7,7 @@ method that reads the output (gradient norm, entropies) needs no second forward 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,42 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     return inputs, keywords, target
 
 
+def parameters_of(model: Any) -> Mapping[str, inspect.Parameter]:
+    """What the model's `forward` takes; inside of `torch.compile`, whose own takes anything."""
+    inner = getattr(model, "_orig_mod", model)
+    return inspect.signature(getattr(inner, "forward", inner)).parameters
+
+
+def known_to(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+    """The entries that `forward` takes by name: others (a path, a weight) are not for the model."""
+    takes = parameters_of(model)
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values()):
+        return keywords
+    # None of them: left as they are, which is told.
+    return {name: value for name, value in keywords.items() if name in takes} or keywords
+
+
+def check_fits(
+    model: Any, positional: tuple[Any, ...], keywords: dict[str, Any], batch: Any, error: TypeError
+) -> None:
+    """Raise if the model cannot be called with these inputs, whatever it would do with them."""
+    takes = parameters_of(model)
+    try:
+        inspect.Signature(list(takes.values())).bind(*positional, **keywords)
+    except TypeError:
+        names = ", ".join(takes) or "nothing"
+        if isinstance(batch, Mapping):
+            has = f"has the keys {', '.join(map(str, batch))}"
+            then = "Name them alike, drop what it does not take in the collator"
+        else:
+            has = f"is a {type(batch).__name__} of {len(batch)}, the last of which is the target"
+            then = "Drop what it does not take in the collator"
+        raise RholossError(
+            f"The batch {has}, but `forward` of {type(model).__name__} takes {names} ({error}). {then}, or "
+            "pass `loss=`, a function (model, batch) -> [B] that returns one loss per example."
+        ) from None
+
+
 def output_of(result: Any) -> Tensor:
     """The tensor that a model puts out: itself, its `logits`, or the first of a tuple."""
     if not isinstance(result, Tensor):
@@ -73,7 +110,14 @@ class Task:
     def forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Run the model; returns its output in float32 and the target."""
         positional, keywords, target = split_batch(batch)
-        return output_of(model(*positional, **keywords)).float(), target
+        if keywords:
+            keywords = known_to(model, keywords)
+        try:
+            result = model(*positional, **keywords)
+        except TypeError as error:
+            check_fits(model, positional, keywords, batch, error)
+            raise  # it is the model's own
+        return output_of(result).float(), target
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """One loss per example, [B]."""
@@ -82,6 +126,7 @@ class Task:
 
 def classification(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of logits [B, C] and classes [B]."""
+    _check_logits(output)
     if output.ndim != 2 or target.ndim != 1 or target.is_floating_point():
         raise RholossError(
             f"The loss was taken to be 'classification', which needs logits [B, C] and integer "
@@ -90,6 +135,27 @@ def classification(output: Tensor, target: Tensor) -> Tensor:
             "or 'causal_lm', or a function (model, batch) -> [B]."
         )
     return F.cross_entropy(output, target, reduction="none")
+
+
+def _check_logits(output: Tensor) -> None:
+    if output.ndim == 2 and output.shape[1] == 1:
+        raise RholossError(
+            f"The loss was taken to be 'classification', but the model put out one logit, "
+            f"{tuple(output.shape)}: there is no other class. Pass loss='multi_label' for a yes or no, or "
+            "'regression'."
+        )
+
+
+def check_classes(output: Tensor, target: Tensor) -> None:
+    """Raise if a label is none of the C classes. Waits for the device, where it would be an assertion."""
+    _check_logits(output)
+    classes, labels = output.shape[-1], target[target != IGNORED]
+    low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
+    if not 0 <= low <= high < classes:
+        raise RholossError(
+            f"The labels go from {low} to {high}, but the model put out {classes} logits, for labels 0 to "
+            f"{classes - 1}. Give the model more outputs, or number the labels from 0."
+        )
 
 
 def _by_example(output: Tensor, target: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -145,6 +211,9 @@ TASKS: dict[str, Task] = {
 }
 
 
+CLASSES = (classification, tokens, causal_lm)  # those whose targets are numbers of classes
+
+
 def by_name(loss: str | LossFunction) -> LossFunction:
     """The task of that name; a function (model, batch) -> [B] is returned as it is."""
     if callable(loss):
@@ -162,10 +231,14 @@ def check_per_example(loss: Any, rows: int, *, argument: str = "loss") -> Tensor
     if isinstance(loss, Tensor) and tuple(loss.shape) == (rows,):
         return loss
     seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    reduced = isinstance(loss, Tensor) and loss.numel() == 1
-    why = (
-        "It was reduced: use reduction='none'." if reduced else "Average over all other dimensions."
-    )
+    why = "Average over all other dimensions."
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        why = "It was reduced: use reduction='none'."
+    elif isinstance(loss, Tensor) and tuple(loss.shape) == (rows, rows):
+        why = (
+            "Each output was compared with each target: one of them is [B, 1] and the other [B]; squeeze it, "
+            "as in `output.squeeze(1)`."
+        )
     raise RholossError(
         f"`{argument}` must return one number for each of the {rows} examples, shape ({rows},), but "
         f"returned {seen}. {why}"

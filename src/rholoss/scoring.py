@@ -71,7 +71,8 @@ class Scorer:
                 f"`draws` and `chunk` must be at least 1, but are {draws} and {chunk}; leave `chunk` "
                 "out to score all candidates at once."
             )
-        if isinstance(precision, str) and precision not in PRECISIONS:
+        known = precision is None or isinstance(precision, torch.dtype) or precision in PRECISIONS
+        if not known:
             raise RholossError(
                 f"`precision` is {precision!r}; choose one of {', '.join(PRECISIONS)}, or None."
             )
@@ -82,6 +83,7 @@ class Scorer:
         self.quantities = {**QUANTITIES, **(quantities or {})}
         self._compiled: tuple[nn.Module, Callable[..., Any]] | None = None
         self._protected: list[str] = []  # buffers that the dry run found to move
+        self._dry: bool | None = None  # in the first pass: whether draws are compared
 
     def measure(
         self,
@@ -146,6 +148,8 @@ class Scorer:
             output, target = self.loss.forward(run, batch)
             outputs.append(output)
         assert target is not None
+        if self._dry is not None:
+            self._check_numbers(outputs, target, needs)
         measured = {}
         if "loss" in needs:
             drawn = [self.loss.per_example(output, target) for output in outputs]
@@ -180,6 +184,7 @@ class Scorer:
         *,
         seed: int = 0,
         discard: bool = False,
+        compare: bool = False,
     ) -> tuple[dict[str, Tensor], float | None]:
         """`measure` for the first time: checks what only a run can show. Waits for the device.
 
@@ -187,7 +192,8 @@ class Scorer:
 
         Finds buffers that move although they should not, and protects them from then on. With
         `discard` every buffer is put back, for a look ahead at scoring that starts later; after an
-        error too.
+        error too. With `compare`, draws that are all alike are an error where their differences are
+        what is asked for.
         """
         base = unwrapped(model)
         norms = {
@@ -199,11 +205,13 @@ class Scorer:
         self._protected = []
         kept = [KeptBuffer(base, name) for name, _ in base.named_buffers()]
         restore, protect = kept, []
+        self._dry = compare
         try:
             measured, flops = self._counted(base, batch, rows, needs, seed, kept)
             protect = [b for b in kept if b.name.rpartition(".")[0] not in norms and b.moved()]
             restore = kept if discard or self.batch_norm != "train" else protect
         finally:
+            self._dry = None
             for buffer in restore:
                 buffer.restore()
         self._protected = [buffer.name for buffer in protect]
@@ -223,6 +231,20 @@ class Scorer:
             raise RholossError(
                 f"`chunk`={self.chunk} would give BatchNorm the statistics of each chunk rather than of "
                 f"all {rows} candidates, and so another choice; pass batch_norm='eval' or no `chunk`."
+            )
+
+    def _check_numbers(self, outputs: list[Tensor], target: Tensor, needs: frozenset[str]) -> None:
+        assert isinstance(self.loss, losses.Task)
+        whole = not target.is_floating_point()
+        if whole and outputs[0].ndim > 1 and self.loss.per_example in losses.CLASSES:
+            losses.check_classes(outputs[0], target)
+        # Each alone means something without dropout; their difference is rounding noise then.
+        compared = self._dry and needs >= MONTE_CARLO
+        if compared and all(torch.equal(outputs[0], output) for output in outputs[1:]):
+            raise RholossError(
+                f"The method compares {' and '.join(sorted(MONTE_CARLO))}, but all `draws` "
+                f"({len(outputs)}) gave the same output, so that they are equal: BALD needs dropout in the "
+                "model, and draws=2 or more. Without dropout use the method 'entropy'."
             )
 
     def _counted(
@@ -259,4 +281,4 @@ def _cut(batch: Any, rows: int, part: slice) -> Any:
         whole = whole or getattr(leaf, "shape", ())[:1] == (rows,)
         return leaf[part] if whole else leaf
 
-    return data.tree_map(cut, batch)
+    return data.tree_map(cut, batch, whole=data.lists_by_row(rows))
