@@ -228,6 +228,18 @@ def repeated_ids() -> Any:
 
 
 @check
+def same_candidates() -> list[str]:
+    """What is said where ranks forgot to deal the rows out, and where they did not."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for ids in (rows_of(0, 1), rows_of(0, dist.get_world_size(), dist.get_rank())):
+            select = rho.Selector("rho", irreducible=problem()[2], keep=0.1)
+            for _ in range(2):
+                select(network(), batch_of(ids))
+    return [str(warning.message) for warning in told]
+
+
+@check
 def rows_stay_whole() -> Any:
     """A dict of all kinds of leaves, string ids, and losses that put all chosen rows on one rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -244,6 +256,8 @@ def rows_stay_whole() -> Any:
         "nested": (x[ids][:, :2], None),
         "scale": 3.0,
         "empty": torch.empty(len(ids), 0),
+        "ragged": [torch.full((i % 5 + 1,), i) for i in ids.tolist()],
+        "boxes": tuple({"boxes": torch.full((i % 3, 4), i)} for i in ids.tolist()),
     }
     il = rho.Irreducible.from_losses(
         [0.0 if i < ROWS else 5.0 for i in range(1000)], [f"point-{i}" for i in range(1000)]

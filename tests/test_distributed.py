@@ -184,6 +184,20 @@ def test_rows_that_move_stay_whole(found):
         assert batch["nested"][1] is None
         assert batch["scale"] == 3.0
         assert batch["empty"].shape == (4, 0)
+        assert [row.tolist() for row in batch["ragged"]] == [
+            [i] * (i % 5 + 1) for i in ids.tolist()
+        ]
+        assert isinstance(batch["boxes"], tuple)
+        assert [len(row["boxes"]) for row in batch["boxes"]] == [i % 3 for i in ids.tolist()]
+
+
+def test_ranks_with_the_same_candidates_are_told_once(found):
+    first, *others = found["same_candidates"]
+    assert len(first) == 1
+    assert first[0].startswith(
+        "Rank 1 has the same candidates as rank 0, so that both choose the same"
+    )
+    assert others == [[]] * len(others)
 
 
 def test_scoring_broadcasts_no_buffers(found):

@@ -34,7 +34,8 @@ ROOMS = {
     "guard": "core",
     "noise": "core",
     "progress": "core",
-    "distributed": "core data",
+    "packing": "core data",
+    "distributed": "core data packing",
     "sources": "core data losses",
     "ladder": "core distributed guard sources steplog",
     "arguments": "core ladder schedules sources",
@@ -47,9 +48,10 @@ ROOMS = {
     "scoring": "core data losses modes quantities",
     "streams": "core data distributed sources",
     "il": "core data distributed losses modes scoring sources progress streams il",
+    "state": "selector",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
-        "arguments distributed ladder"
+        "arguments distributed ladder state"
     ),
     "workers": "core data modes picks sampler selector steplog workers",
     "coreset": "core data methods scoring losses il progress",
@@ -79,6 +81,8 @@ TESTED_BY = {
     "arguments": "selector",
     "errors": "layout",
     "modes": "scoring",
+    "packing": "distributed",
+    "state": "selector_run",
 }
 
 

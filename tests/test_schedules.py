@@ -80,3 +80,22 @@ def test_the_annealed_selector_passes_over_the_highest_irreducible_losses(toy):
 def test_a_schedule_that_drops_needs_a_table():
     with pytest.raises(RholossError, match=r"`drop`=0.05 needs a table of irreducible losses"):
         rho.Selector("loss", keep=0.1, schedule=rho.annealed(100))
+
+
+def test_annealing_works_with_string_ids(toy):
+    """The threshold comes from the values, which are there for any kind of id."""
+    keys = [f"image-{row}" for row in range(3200)]
+    il = rho.Irreducible.from_losses(toy.il, ids=keys)
+    schedule = rho.annealed(10, switch=0.2, drop=0.25)
+    by_key = rho.Selector("rho", irreducible=il, keep=0.5, schedule=schedule)
+    by_row = rho.Selector("rho", irreducible=toy.il, keep=0.5, schedule=schedule)
+    models = toy.model(), toy.model()
+    for step in range(5):
+        index, x, y = toy.batch(step)
+        chosen = by_key(models[0], ([keys[row] for row in index], x, y))[0]
+        assert chosen == [keys[row] for row in by_row(models[1], (index, x, y))[0]]
+
+
+def test_a_schedule_is_no_name():
+    with pytest.raises(RholossError, match=r"`schedule` is 'annealed'; pass .*rholoss.annealed\("):
+        rho.Selector("loss", keep=0.1, schedule="annealed")

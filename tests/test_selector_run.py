@@ -340,3 +340,43 @@ def test_a_step_is_counted_when_it_is_done(toy):
         select(model, (index, x[:, :3], y))
     assert (select.step, select.ledger.steps, select.ledger.candidates) == (1, 1, 320)
     assert len(select(model, (index, x, y))[0]) == 32
+
+
+def test_a_state_tells_what_the_choice_follows_from(toy):
+    """Other losses, another share or other batches would be taken for the same run."""
+    data = rho.WithIndex(TensorDataset(toy.x, toy.y))
+
+    def make(il=toy.il, rows=data, batch_size=320, seed=0, loaded=None, **options):
+        select = Selector("rho", irreducible=il, **{"keep": 0.1, **options})
+        if loaded is not None:  # the sampler may be made before the state is loaded, or after
+            select.load_state_dict(loaded)
+        select.batch_sampler(rows, batch_size, seed=seed)
+        return select
+
+    state = make().state_dict()
+    make().load_state_dict(state)
+    make(loaded=state, schedule=rho.warm_up(3))
+    other = {
+        r"state\['keep'\] = 0.1, but now it is 0.2,.* Make it as it was; or, .*`del": {"keep": 0.2},
+        r"state\['losses'\] = '3,200 losses with checksum .*', but now": {"il": toy.il + 1},
+        r"state\['candidates'\]\['batch_size'\] = 320, but now it is 160": {"batch_size": 160},
+        r"`del state\['candidates'\]\['seed'\]`": {"seed": 1},
+        r"\['candidates'\]\['rows'\] = 3200, but now it is 3000": {
+            "rows": torch.utils.data.Subset(data, range(3000))
+        },
+    }
+    for message, given in other.items():
+        for loads in (
+            lambda given=given: make(loaded=state, **given),
+            lambda given=given: make(**given).load_state_dict(state),
+        ):
+            with pytest.raises(RholossError, match=message):
+                loads()
+    older = {
+        name: state[name] for name in state if name not in ("keep", "k", "losses", "candidates")
+    }
+    make(keep=0.2, batch_size=160, il=toy.il + 1, loaded=older)
+    del state["candidates"]["seed"]
+    make(seed=1, loaded=state)
+    with pytest.raises(RholossError, match=r"state\['k'\] = 32, but now it is 16"):
+        make(keep=None, k=16, loaded=make(keep=None, k=32).state_dict())

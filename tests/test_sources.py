@@ -150,16 +150,19 @@ def test_threshold_of_the_share_with_the_highest_losses():
     limit = as_source(values).threshold(0.1)
     assert ((values > limit).sum() / 100).item() == pytest.approx(0.1, abs=0.01)
 
-    class Keyed:
+    keyed = rho.Irreducible.from_losses({f"k{row}": float(row) for row in range(101)})
+    assert as_source(keyed).threshold(0.1) == pytest.approx(90)
+
+    class Asked:
         dense = None
 
         def lookup(self, ids):
             raise NotImplementedError
 
-    with pytest.raises(
-        RholossError, match=r"`drop`=0.1 needs irreducible losses by integer id.*drop=0"
-    ):
-        as_source(Keyed()).threshold(0.1)
+    with pytest.raises(RholossError, match=r"`drop`=0.1 needs all irreducible losses.*drop=0"):
+        as_source(Asked()).threshold(0.1)
+    with pytest.raises(RholossError, match=r"`drop`=0.05 needs a table of irreducible losses"):
+        rho.Selector("rho", irreducible=Asked(), keep=0.1, schedule=rho.annealed(100))
 
 
 def test_the_store_is_a_table():

@@ -1,9 +1,12 @@
-"""What can be said of a selector's arguments before it sees a batch."""
+"""What can be said of a selector's arguments and of its first candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.core import Method
 from rholoss.errors import RholossError
@@ -23,6 +26,11 @@ def check_arguments(
     flush_every: int,
 ) -> None:
     """Raise where a selector cannot be made of these."""
+    if not isinstance(schedule, Schedule):
+        raise RholossError(
+            f"`schedule` is {schedule!r}; pass a schedule, for instance "
+            "`rholoss.annealed(total_steps=10_000)`."
+        )
     if (keep is None) == (k is None):
         raise RholossError(f"Pass `keep` (a share) or `k` (a number); got keep={keep} and k={k}.")
     if keep is not None and not 0 < keep <= 1:
@@ -36,10 +44,19 @@ def check_arguments(
             f"A `Ladder` compares losses with irreducible losses, but the method {method.name!r} does not "
             "need both; pass the last of its rungs."
         )
-    if schedule.drop and not isinstance(source, TableSource):
+    if schedule.drop and (not isinstance(source, TableSource) or source.values is None):
         raise RholossError(
             f"A schedule with `drop`={schedule.drop} needs a table of irreducible losses; pass "
             "`irreducible=` what `fit_irreducible` returned, or drop=0."
+        )
+
+
+def check_source(method: Method, source: Source | None, carried: Tensor | None) -> None:
+    """Raise where the irreducible losses that a method needs come from nowhere."""
+    if source is None and carried is None:
+        raise RholossError(
+            f"The method {method.name!r} needs irreducible losses; pass `irreducible=`, or join them in "
+            "the loader with `rholoss.WithIrreducible(dataset, irreducible)`."
         )
 
 
@@ -54,11 +71,38 @@ def check_rows(rows: int, k: int | None) -> None:
         )
 
 
-def check_state(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise unless a saved state has everything in common with the selector that it should have."""
-    for name, value in own.items():
-        if saved.get(name) != value:
-            raise RholossError(
-                f"The saved state has {name} {saved.get(name)!r}, but this selector has "
-                f"{value!r}; make the selector as it was when the state was saved."
-            )
+def warn_of_repeats(ids: Any) -> None:
+    """Say so if candidates have the same id. Waits for the device."""
+    keys = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    seen: set[Any] = set()
+    again = [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+    if again:
+        warnings.warn(
+            f"{len(again)} of {len(keys)} candidates have an id that another one has too, {again[0]!r} for "
+            "instance. A selection takes the copies of a row together. If the sampler draws with "
+            "replacement (WeightedRandomSampler), draw without, and weight the loss or stratify instead; "
+            "if data sets with ids of their own were joined, write `rholoss.WithIndex(ConcatDataset([a, "
+            "b]))`.",
+            stacklevel=4,
+        )
+
+
+def warn_of_one_row(model: nn.Module, rows: int, keep: float) -> None:
+    """Say so if a model with BatchNorm is to be trained on one row alone."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if any(module.training and not isinstance(module, nn.SyncBatchNorm) for module in norms):
+        warnings.warn(
+            f"Of a batch of {rows} candidates one row is selected (`keep`={keep}), and the model has "
+            "BatchNorm, which a single row gives no statistics (BatchNorm1d raises). Pass drop_last=True to "
+            "the loader or to `select.batch_sampler`, if this is the last batch; else larger batches.",
+            stacklevel=4,
+        )
+
+
+def warn_of_weights(method: Method) -> None:
+    """Say that importance weights were left unused."""
+    warnings.warn(
+        f"The method {method.name!r} samples by importance, but its weights were not used. Write "
+        "`loss = select.reduce(loss_B)` with one loss per example, or the gradient is biased.",
+        stacklevel=4,
+    )

@@ -72,6 +72,16 @@ class CandidateBatches(Sampler[list[int]]):
         rows, whole = len(self.ids), self.batch_size * self.ranks
         return rows // whole if self.drop_last else -(-rows // whole)
 
+    def about(self) -> dict[str, Any]:
+        """What the rows of a step follow from; the size is that of all ranks together."""
+        return {
+            "rows": len(self.ids),
+            "batch_size": self.batch_size * self.ranks,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
+
     def check_ranks(self, rank: int, ranks: int) -> None:
         """Raise if the process group has other ranks than this was made for: all would load the same."""
         if (self.rank, self.ranks) != (rank, ranks):

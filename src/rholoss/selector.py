@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rholoss import core, data, methods
-from rholoss.arguments import FLUSH_STEPS, check_arguments, check_rows, check_state
+from rholoss import arguments, core, data, methods, state
+from rholoss.arguments import FLUSH_STEPS
 from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, place
 from rholoss.errors import RholossError
@@ -26,8 +26,6 @@ from rholoss.scoring import Scorer
 from rholoss.sources import TableSource, as_source, known_on_host
 from rholoss.steplog import Chosen, StepLog
 
-STATE_VERSION = 1
-
 Tap = Callable[[int, Stats, "Chosen"], None]
 
 
@@ -35,7 +33,8 @@ class Selector:
     """Selects the rows of each candidate batch that are worth a gradient step.
 
         select = Selector("rho", irreducible=il, keep=0.1)
-        for batch in DataLoader(rholoss.WithIndex(train_set), batch_size=320, shuffle=True):
+        train = rholoss.WithIndex(train_set)
+        for batch in DataLoader(train, batch_size=320, shuffle=True, drop_last=True):
             index, x, y = select(model, batch)
 
     The batch comes back in its own structure, with n_b rows, on the model's device. The first call is a
@@ -46,12 +45,13 @@ class Selector:
         method: a name from `rholoss.METHODS` or a `Method`.
         irreducible: what `fit_irreducible` or `Irreducible.load` returned, a tensor of losses by id, a
             function from ids to losses, or a `LiveIrreducible`.
-        keep: share of the candidates to select: n_b = round(keep x rows), at least 1.
+        keep: share of the candidates to select: n_b = round(keep x rows), at least 1. A short last batch
+            may give a single row, which BatchNorm cannot train on: hence `drop_last=True`.
         k: number to select, in place of `keep`.
         loss, batch_norm, dropout, draws, precision, chunk, compile, quantities: see `Scorer`.
         schedule: when to select; see `rholoss.schedules`. The paper selects always.
         index: a function from a batch to its ids, where `data.find_index` does not find them.
-        shared: paths of leaves that belong to all rows, as error messages name them.
+        shared: paths of what belongs to all rows, as error messages name them: `batch[2]`.
         seed: of the selector's own randomness, which is a function of (seed, step).
         log: path of a JSON-lines file for the chosen ids and scores; call `flush()` after the last step.
         flush_every: steps between two writes of the log, at most 100.
@@ -91,7 +91,7 @@ class Selector:
         self.method = methods.by_name(method)
         self.source = as_source(irreducible)
         self.schedule = schedule or constant()
-        check_arguments(self.method, self.source, self.schedule, keep, k, flush_every)
+        arguments.check_arguments(self.method, self.source, self.schedule, keep, k, flush_every)
         self.keep, self.k = 1.0 if keep is None else keep, k
         self.scorer = Scorer(
             loss,
@@ -111,14 +111,18 @@ class Selector:
         if isinstance(self.source, Ladder):
             self.on_scores.append(self.source.watcher(self.ranks))
         self.log = StepLog(self.ranks.own_path(log))
-        self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)), il_runs)
+        seconds = float(getattr(irreducible, "seconds", 0.0)) if self.reads_irreducible else 0.0
+        self.ledger = Ledger(seconds, il_runs)
+        if irreducible is not None and not self.reads_irreducible:
+            self.ledger.notes.append(f"{self.method.name} reads no irreducible losses")
         self.guard = Guard()
         self.step = 0
         self.off = False  # by `auto_off`
         self.selection: Chosen | None = None
         self._unread = self._told = False  # importance weights of the last step
-        self._checked = False
-        self._sampler: CandidateBatches | None = None
+        self._checked = self._warned = False
+        self.sampler: CandidateBatches | None = None
+        self._saved: dict[str, Any] = {}  # what a loaded state tells of the batch sampler
         self._threshold: float | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
@@ -129,15 +133,17 @@ class Selector:
             with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
                 if not self._checked:
                     self.log.check_new(self.step)
-                    if self._sampler and self.ranks.size > 1:
-                        self._sampler.check_ranks(self.ranks.rank, self.ranks.size)
+                    if self.sampler and self.ranks.size > 1:
+                        self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
                 ids = self.find_index(batch)
                 rows = len(ids)
                 candidates = self._candidates(rows, phase)
+                self._warn(model, ids, candidates)
                 k = rows if rows < candidates else self._num_selected(rows)
                 loss_B = self._irreducible_on_host(ids, batch, phase)
                 moves = self.ranks.chooses_together and rows == candidates
                 self.ranks.tell(told, ids, k, batch, self.shared, self._same(), moves)
+            told.warn_of_same(self.ranks.rank)
             batch = data.to_device(batch, device)
             with self.ranks.together(not self._checked):
                 stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
@@ -169,6 +175,23 @@ class Selector:
         self.adopt(stats, chosen, candidates, rows, scored=phase.score)
         return training
 
+    @property
+    def reads_irreducible(self) -> bool:
+        """Whether irreducible losses decide at any step."""
+        return "irreducible_loss" in self.method.needs or self.schedule.drop > 0
+
+    def _warn(self, model: nn.Module, ids: Any, rows: int) -> None:
+        """Once, and at the first call if it can be known then."""
+        if not self._checked and self.method.needs:
+            arguments.warn_of_repeats(ids)
+        if self._warned or self.k is not None:
+            return
+        if not self._checked and self.sampler:
+            rows = self.sampler.rows_at(len(self.sampler) - 1)
+        if self._share(rows) == 1:
+            self._warned = True
+            arguments.warn_of_one_row(model, rows, self.keep)
+
     def _same(self) -> dict[str, Any]:
         """What must be the same on all ranks; asked at the first call."""
         if self._checked or self.ranks.size == 1:
@@ -192,10 +215,10 @@ class Selector:
 
     def _candidates(self, rows: int, phase: Phase) -> int:
         """Candidates of this step: more than rows, if the batch sampler has chosen among them."""
-        return self._sampler.rows_at(self.step) if self._sampler and not phase.score else rows
+        return self.sampler.rows_at(self.step) if self.sampler and not phase.score else rows
 
     def _num_selected(self, rows: int) -> int:
-        check_rows(rows, self.k)
+        arguments.check_rows(rows, self.k)
         return self._share(rows)
 
     def _share(self, rows: int) -> int:
@@ -205,11 +228,7 @@ class Selector:
         if not self._reads_irreducible(phase):
             return None
         carried = data.carried_irreducible(batch)
-        if self.source is None and carried is None:
-            raise RholossError(
-                f"The method {self.method.name!r} needs irreducible losses; pass `irreducible=`, or "
-                "join them in the loader with `rholoss.WithIrreducible(dataset, irreducible)`."
-            )
+        arguments.check_source(self.method, self.source, carried)
         return known_on_host(self.source, ids, carried)
 
     def _measure(
@@ -236,7 +255,7 @@ class Selector:
                 measured = self.scorer.measure(model, body, rows, needs, seed=seed)
             else:
                 measured, flops = self.scorer.dry_run(
-                    model, body, rows, needs, seed=seed, discard=not phase.score
+                    model, body, rows, needs, seed=seed, discard=not phase.score, compare=True
                 )
                 self.ledger.flops_per_example = flops
         checked = loss_B is not None
@@ -288,12 +307,7 @@ class Selector:
             tap(self.step - 1, stats, chosen)
         if forgotten:
             self._told = True
-            warnings.warn(
-                f"The method {self.method.name!r} samples by importance, but its weights were not used. "
-                "Write `loss = select.reduce(loss_B)` with one loss per example, or the gradient is "
-                "biased.",
-                stacklevel=3,
-            )
+            arguments.warn_of_weights(self.method)
         if self.step % self.flush_every == 0:
             self.flush()
             if self.auto_off is not None and not self.off:
@@ -356,7 +370,7 @@ class Selector:
             k, generator = self._share(len(ids)), core.step_generator(self.seed, step)
             return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
 
-        self._sampler = CandidateBatches(
+        self.sampler = CandidateBatches(
             dataset,
             batch_size,
             step=lambda: self.step,
@@ -366,35 +380,20 @@ class Selector:
             seed=seed,
             ranks=place(),
         )
-        return self._sampler
+        state.check_decides(self._saved, {"candidates": self.sampler.about()})
+        self._saved = {}
+        return self.sampler
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to make the same choices."""
         self.flush()
-        source = None if self.source is None else self.source.state_dict()
-        return {
-            "version": STATE_VERSION,
-            "method": self.method.name,
-            "seed": self.seed,
-            "ranks": self.ranks.size,
-            "step": self.step,
-            "off": self.off,
-            "not_finite": self.guard.not_finite,
-            "ledger": self.ledger.state_dict(),
-            "irreducible": source,
-        }
+        return state.saved(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was saved; the log is cut back to that step."""
-        live = self.source is not None and self.source.state_dict() is not None
-        saved = {"ranks": 1, **state, "live model": state.get("irreducible") is not None}
-        own = {"version": STATE_VERSION, "method": self.method.name, "live model": live}
-        if not self.ranks.chooses_together:  # else the choice does not depend on it
-            own["ranks"] = self.ranks.size
-        check_state(saved, own)
-        self.seed, self.step, self.off = state["seed"], state["step"], state["off"]
-        self.guard.not_finite = state["not_finite"]
-        self.ledger.load_state_dict(state["ledger"])
-        if self.source is not None and live:
-            self.source.load_state_dict(state["irreducible"])
-        self.log.rewind(self.step)
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where the state was saved; the log is cut back to that step.
+
+        What the choice follows from has to be as it was: the method, `keep` or `k`, the irreducible
+        losses, the batch sampler. The schedule may be another.
+        """
+        state.restore(self, saved)
+        self._saved = {} if self.sampler else saved

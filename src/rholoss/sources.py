@@ -168,9 +168,14 @@ class TableSource(Source):
             )
         return self.table.lookup(ids).to(device, non_blocking=True)
 
+    @property
+    def values(self) -> Tensor | None:
+        """All losses, by id or in the order of keys; None if the table does not tell them."""
+        return getattr(self.table, "values", self.table.dense)
+
     def digest(self) -> str | None:
         """Number of rows and a checksum of up to 1,024 of them, evenly spaced."""
-        values = getattr(self.table, "values", self.table.dense)
+        values = self.values
         if values is None or not len(values):
             return None
         some = values[:: max(1, len(values) // DIGEST_ROWS)].contiguous().numpy()
@@ -186,13 +191,13 @@ class TableSource(Source):
 
     def threshold(self, drop: float) -> float:
         """The loss above which the share `drop` of the measured points lies."""
-        if self.table.dense is None:
+        if self.values is None:
             raise RholossError(
-                f"A schedule with `drop`={drop} needs irreducible losses by integer id; these are by "
-                "string key. Use drop=0."
+                f"A schedule with `drop`={drop} needs all irreducible losses, but this table tells only "
+                "those that it is asked for. Pass what `fit_irreducible` returned, or drop=0."
             )
-        stride = max(1, len(self.table.dense) // SAMPLED_ROWS)
-        values = self.table.dense[::stride].numpy()
+        stride = max(1, len(self.values) // SAMPLED_ROWS)
+        values = self.values[::stride].numpy()
         return float(np.quantile(values[np.isfinite(values)], 1 - drop))
 
 
