@@ -375,3 +375,19 @@ def test_it_says_which_extra_is_missing(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RholossError, match=r"pip install 'rholoss\[lightning\]'"):
         _ = lightning.RhoCallback
+
+
+def test_a_last_batch_of_one_row_is_told_of_at_the_first_step(tmp_path):
+    """It comes at the end of the epoch, where BatchNorm would fail."""
+
+    class Normalised(Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(points()[0].shape[1]), self.net)
+
+    rows = torch.utils.data.Subset(rho.WithIndex(TensorDataset(*points())), range(CANDIDATES + 5))
+    select = rho.Selector("loss", keep=0.1)
+    trainer = trainer_of(tmp_path, RhoCallback(select), max_steps=1)
+    with pytest.warns(UserWarning, match="Of a batch of 5 candidates one row is selected"):
+        trainer.fit(Normalised(), DataLoader(rows, batch_size=CANDIDATES))
+    assert select.step == 1

@@ -36,15 +36,17 @@ def run(select, loader, model=None):
 ONE_ROW = "Of a batch of 9 candidates one row is selected (`keep`=0.1), and the model has BatchNorm"
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-def test_one_row_for_batch_norm_is_told_once(sampled):
+@pytest.mark.parametrize("known", ["sampler", "watched", ""])
+def test_one_row_for_batch_norm_is_told_once(known):
     """129 rows in batches of 40 leave 9, of which one is a tenth."""
     select = rho.Selector("loss", keep=0.1)
     loader = DataLoader(TRAIN, batch_size=40)
-    if sampled:
+    if known == "watched":
+        loader = select.watch(loader)
+    if known == "sampler":
         loader = DataLoader(TRAIN, batch_sampler=select.batch_sampler(TRAIN, 40))
     [(step, said)] = run(select, loader)
-    assert step == (0 if sampled else 3)  # the batch sampler knows it beforehand
+    assert step == (0 if known else 3)  # at once, where the last batch is known
     assert said.startswith(ONE_ROW)
     assert "Pass drop_last=True to the loader or to `select.batch_sampler`" in said
 

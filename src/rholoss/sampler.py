@@ -28,6 +28,14 @@ def uniform_choice(
     return random_k(torch.where(loss_B <= limit, 0.0, -torch.inf), k, generator).position
 
 
+def last_rows(loader: Any) -> int | None:
+    """Rows of the last batch that a `DataLoader` gives; None if it does not tell."""
+    size, sampler = getattr(loader, "batch_size", None), getattr(loader, "sampler", None)
+    if not size or getattr(loader, "drop_last", True) or not hasattr(sampler, "__len__"):
+        return None
+    return len(sampler) % size or size  # type: ignore[arg-type]
+
+
 class CandidateBatches(Sampler[list[int]]):
     """Batches of positions for a `DataLoader(dataset, batch_sampler=...)`.
 

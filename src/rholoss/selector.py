@@ -20,7 +20,7 @@ from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger, Watched
 from rholoss.losses import LossFunction, check_per_example
 from rholoss.quantities import Quantity
-from rholoss.sampler import CandidateBatches, uniform_choice
+from rholoss.sampler import CandidateBatches, last_rows, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
 from rholoss.sources import TableSource, as_source, known_on_host
@@ -116,12 +116,12 @@ class Selector:
         if irreducible is not None and not self.reads_irreducible:
             self.ledger.notes.append(f"{self.method.name} reads no irreducible losses")
         self.guard = Guard()
-        self.step = 0
-        self.off = False  # by `auto_off`
+        self.step, self.off = 0, False  # off: by `auto_off`
         self.selection: Chosen | None = None
         self._unread = self._told = False  # importance weights of the last step
         self._checked = self._warned = False
         self.sampler: CandidateBatches | None = None
+        self.smallest: int | None = None  # rows of the last batch of an epoch, where they are known
         self._saved: dict[str, Any] = {}  # what a loaded state tells of the batch sampler
         self._threshold: float | None = None
 
@@ -186,8 +186,8 @@ class Selector:
             arguments.warn_of_repeats(ids)
         if self._warned or self.k is not None:
             return
-        if not self._checked and self.sampler:
-            rows = self.sampler.rows_at(len(self.sampler) - 1)
+        if not self._checked and self.smallest is not None:
+            rows = min(rows, self.smallest)
         if self._share(rows) == 1:
             self._warned = True
             arguments.warn_of_one_row(model, rows, self.keep)
@@ -347,6 +347,7 @@ class Selector:
 
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The loader, but the ledger notes how long it is waited for."""
+        self.smallest = last_rows(loader) if self.smallest is None else self.smallest
         return Watched(loader, self.ledger)
 
     def batch_sampler(
@@ -381,7 +382,7 @@ class Selector:
             ranks=place(),
         )
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
-        self._saved = {}
+        self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
         return self.sampler
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch import nn
 
 from rholoss import data
 from rholoss.errors import RholossError
+from rholoss.sampler import last_rows
 from rholoss.selector import Selector
 from rholoss.steplog import StepLog
 
@@ -74,6 +75,11 @@ class _Select:
 
         vars(owner)[HOOK] = hook
         self._restore = restore
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning knows the loader, so that a short last batch is told of at the first step."""
+        if self.selector.smallest is None:
+            self.selector.smallest = last_rows(trainer.train_dataloader)
 
     def _select(self, trainer: Any, pl_module: Any, batch: Any) -> Any:
         model = self.model(pl_module)
