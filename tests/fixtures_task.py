@@ -38,6 +38,7 @@ class Split:
 train, holdout = Points(), Points(160, seed=1)
 keyed = WithIndex(train, ids=[f"file{i}.png" for i in range(len(train))])
 unlabelled = [{"x": train.x[i], "y": train.targets[i]} for i in range(len(train))]
+other = TensorDataset(train.x[:200], 1 - torch.tensor(train.targets[:200]))
 loader = DataLoader(train)
 number = 3
 

@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Path:
         ),
         (f"{CHECK} fixtures_task:Points", "nowhere is not a store"),
         (f"{CHECK} fixtures_task:Split.holdout", "nowhere is not a store"),
-        (f"{CHECK} fixtures_task:train --check most", "`check` is 'most'; choose one of full"),
+        (f"{CHECK} fixtures_task:train --check most", "--check is 'most'; choose full or size"),
         (f"{FIT} --out x --folds 2", "and --folds is 2; give one of them"),
         (f"{FIT} --out x --lr 0", "--lr is 0.0; give a number above 0"),
         (f"{FIT} --out x --loss hinge", "`loss` is 'hinge', which is not known"),

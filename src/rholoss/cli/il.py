@@ -217,7 +217,8 @@ def check(
         str, typer.Option("--check", help="full: rows, labels (or content), ids; size: rows alone.")
     ] = "full",
 ) -> None:
-    """Compare stored losses with a data set: exit code 0 if they belong together, else 2.
+    """Compare stored losses with a data set: exit code 0 if they belong together, 2 if they do not, or
+    if the store does not know for which data it was made.
 
     A changed label, a moved or a missing row would give points the losses of others.
 
@@ -225,12 +226,15 @@ def check(
     Example:
       rholoss il check il/mytask --data mytask:train
     """
+    if how not in ("full", "size"):
+        raise RholossError(f"--check is {how!r}; choose full or size.")
     points = objects.dataset(data, "--data")
     given = None if labels is None else objects.labels(labels, "--labels")
-    found = Irreducible.load(store, points, labels=given, check=how)
-    compared = "labels" if found.labels is not None else "content"
-    if how != "full" or not found.meta.get("identity"):
-        compared = "number"
+    found = Irreducible.load(store)
+    compared = found.compare(points, given, how)
+    if compared is None:
+        way_out = " Or leave out --check size." if how == "size" else ""
+        raise RholossError(found.not_compared() + way_out)
     typer.echo(f"{store} belongs to {data}: {len(points):,} rows, {compared} compared.")
 
 

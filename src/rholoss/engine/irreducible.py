@@ -17,6 +17,8 @@ from rholoss.engine.streamed import Streamed
 from rholoss.engine.trainer import Trainer
 from rholoss.errors import RholossError
 from rholoss.guard import mean_of_finite
+from rholoss.il.build import as_losses, table_of
+from rholoss.il.fingerprint import identity_of_rows
 from rholoss.il.ids import shown
 from rholoss.il.score import tell_unusable
 from rholoss.il.split import folds as fold_of
@@ -140,7 +142,8 @@ def _fit_rungs(
         )
     started = time.perf_counter()
     make: Callable[..., _Fit] = functools.partial(_Fit, make_model, rungs=rungs, **training)
-    ids = data.ids if score is None else score.ids
+    scored = data if score is None else score
+    ids = scored.ids.cpu().numpy()
     fits: list[tuple[Tensor, _Fit]] = []  # with the rows that each scores
     if score is not None:
         fits.append((torch.arange(len(score), device=data.device), make(data, score, seed=seed)))
@@ -164,8 +167,9 @@ def _fit_rungs(
         "split": {"folds": folds, "seed": seed} if folds else None,
     }
     seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
+    identity = identity_of_rows(ids, scored.targets)
     return [
-        Irreducible.from_losses(loss_N, ids.cpu(), seconds=spent, **about)
+        table_of(as_losses(loss_N), ids, identity, {**about, "seconds": spent})
         for loss_N, spent in zip(values.cpu(), seconds, strict=True)
     ]
 

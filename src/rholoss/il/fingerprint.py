@@ -84,6 +84,13 @@ def identify(dataset: Any, labels: Any = None, stored: Mapping[str, Any] | None 
     return Identity(ids, len(root) if own_rows else None, codes, integers, content)
 
 
+def identity_of_rows(ids: Ids, labels: Any) -> Identity:
+    """The identity of rows of which ids and labels are all that is kept, as those on a device."""
+    codes, integers = label_codes(labels)
+    numbered = isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
+    return Identity(ids, len(ids) if numbered else None, codes, integers)
+
+
 def strided(ids: Ids) -> list[Any]:
     """Up to 256 of the ids, evenly spaced in sorted order."""
     ordered = np.unique(np.asarray(ids))
@@ -101,28 +108,44 @@ def content_of(dataset: Any, ids: Ids, wanted: list[Any]) -> dict[Any, str]:
         return {id_: content_hash(view[positions[id_]]) for id_ in wanted if id_ in positions}
 
 
-def compare_rows(stored: Mapping[str, Any], found: Identity, what: str) -> None:
-    """Raise if the data sets inside differ in their number of rows."""
+def compare_rows(stored: Mapping[str, Any], found: Identity, what: str) -> str | None:
+    """Raise if the data sets inside differ in their number of rows; None if one is not known."""
     then = stored.get("rows")
-    if then is not None and found.rows is not None and then != found.rows:
+    if then is None or found.rows is None:
+        return None
+    if then != found.rows:
         raise IdentityMismatchError(
             f"{what} was made for a data set of {then:,} rows, but this one has {found.rows:,}: rows "
             f"were added or removed, so that ids may mean other points. {AGAIN}check='none'."
+        )
+    return "number"
+
+
+def check_room(highest: int, found: Identity, what: str) -> None:
+    """Raise if there are losses of rows that the data set does not have."""
+    if found.rows is not None and highest >= found.rows:
+        raise IdentityMismatchError(
+            f"{what} has losses of ids up to {highest:,}, but this data set has {found.rows:,} rows: it "
+            f"is another one, or rows were removed, so that ids may mean other points. {AGAIN}"
+            "check='none'."
         )
 
 
 def compare(
     stored: Mapping[str, Any], codes_then: np.ndarray | None, found: Identity, what: str
-) -> None:
-    """Raise unless the data set found is the one stored.
+) -> str | None:
+    """Raise unless the data set found is the one stored; returns what was compared, if anything.
 
     `codes_then` are the stored label codes of the ids found, [n], ABSENT where an id was not scored.
     """
-    compare_rows(stored, found, what)
+    compared = compare_rows(stored, found, what)
     if codes_then is not None:
         _compare_labels(codes_then, found, stored.get("labels") == "integers", what)
-    elif stored.get("content"):
-        _compare_content(dict(stored["content"]), found, what)
+        return "labels"
+    if stored.get("content") and found.content:
+        _compare_content(dict(stored["content"]), found.content, what)
+        return "content"
+    return compared
 
 
 def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str) -> None:
@@ -151,8 +174,7 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
     )
 
 
-def _compare_content(then: Mapping[Any, str], found: Identity, what: str) -> None:
-    now = found.content or {}
+def _compare_content(then: Mapping[Any, str], now: Mapping[Any, str], what: str) -> None:
     differ = [id_ for id_ in now if now[id_] != then[id_]]
     if differ:
         raise IdentityMismatchError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from rholoss.data import INDEX, IRREDUCIBLE
 from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
 from rholoss.il import files
-from rholoss.il.fingerprint import compare, compare_rows, identify
+from rholoss.il.fingerprint import check_room, compare, compare_rows, identify
 from rholoss.il.hashing import ABSENT
 from rholoss.il.ids import Ids, as_ids, hash_keys, shown
 
@@ -177,19 +178,35 @@ class Irreducible:
             raise RholossError("`labels` was given without `dataset`; pass the data set as well.")
         il = _open(Path(path), files.read_meta(Path(path)))
         if dataset is not None and check != "none":
-            il.compare(dataset, labels, check)
+            known = il.compare(dataset, labels, check) is not None
+            if not known and (check == "full" or not il.meta.get("identity")):
+                warnings.warn(f"{il.not_compared()} Or pass check='none'.", stacklevel=2)
         return il
 
-    def compare(self, dataset: Any, labels: Any = None, check: str = "full") -> None:
-        """Raise unless these are the losses of this data set; see `load`."""
+    def compare(self, dataset: Any, labels: Any = None, check: str = "full") -> str | None:
+        """Raise unless these are the losses of this data set; see `load`.
+
+        Returns what was compared, 'labels', 'content', string 'ids' or the 'number' of rows; None if
+        nothing could be.
+        """
         stored = self.meta.get("identity") or {}
         what = f"The store {self.path}" if self.path else "This table of irreducible losses"
+        found = identify(dataset, labels, stored if check == "full" else {})
+        if self.keys is None and not stored:
+            check_room(len(self) - 1, found, what)
         if check == "size":
-            compare_rows(stored, identify(dataset, labels, stored={}), what)
-            return
-        found = identify(dataset, labels, stored)
-        compare(stored, self._label_codes(found.ids), found, what)
+            return compare_rows(stored, found, what)
+        compared = compare(stored, self._label_codes(found.ids), found, what)
         self.check(found.ids)
+        return compared or (None if self.keys is None else "ids")
+
+    def not_compared(self) -> str:
+        """Why the losses could not be compared with a data set, and what to do."""
+        return (
+            f"There is nothing to compare: {self.path} does not say for which rows or labels it was made, "
+            "so that a data set with other rows under the same ids would go unseen. Make it again with "
+            "`Irreducible.from_losses(..., dataset=train)`, `rholoss il fit` or `rholoss il score`."
+        )
 
     def _label_codes(self, ids: Ids) -> np.ndarray | None:
         if self.labels is None:
