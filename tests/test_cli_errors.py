@@ -14,6 +14,7 @@ from pathlib import Path
 import fixtures_task as task
 import numpy as np
 import pytest
+import torch
 from fixtures_cli import FIT, one_line, rholoss_
 
 import rholoss.demo
@@ -132,6 +133,29 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "finished runs were kept" in result.stderr
     result = rholoss_(f"{CHECK} fixtures_task:interrupted")
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
+
+
+def test_complete_losses_are_replaced_only_on_request(store: Path) -> None:
+    (store.parent / "task-2").mkdir(exist_ok=True)
+    before = {path.name: path.read_bytes() for path in store.iterdir()}
+    score = "il score --model fixtures_task:small --data fixtures_task:train --quiet"
+    for line in (f"{FIT} {SHORT}", score):
+        said = one_line(rholoss_(f"{line} --out {store}"))
+        assert f"--out {store} holds irreducible losses already (240 rows, made 20" in said
+        assert f"for instance {store}-3, or add --overwrite to replace them." in said
+    # The advice for losses that are missing does not lead to the ones that are there.
+    said = one_line(rholoss_(f"il check {store} --data fixtures_task:keyed"))
+    assert f"`rholoss il score ... --out {store}-3`" in said
+    assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+
+
+def test_losses_are_replaced_on_request_and_unfinished_work_goes_on(tmp_path: Path) -> None:
+    line = f"{FIT} {SHORT} --out {tmp_path / 'il'}"
+    (tmp_path / "il" / "partial").mkdir(parents=True)
+    assert rholoss_(line).exit_code == 0
+    first = Irreducible.load(tmp_path / "il").values.clone()
+    assert rholoss_(f"{line} --seed 1 --overwrite").exit_code == 0
+    assert not torch.equal(Irreducible.load(tmp_path / "il").values, first)
 
 
 def test_warnings_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_check_names_at_most_five_ids_and_the_store(tmp_path):
         Irreducible.load(tmp_path / "il").check(range(10))
     assert "9 of 10 ids" in str(error.value)
     assert "0, 1, 2, 3, 4, ... (not measured)" in str(error.value)
-    assert f"rholoss il score ... --out {tmp_path / 'il'}" in str(error.value)
+    assert f"rholoss il score ... --out {tmp_path / 'il-2'}`" in str(error.value)
 
 
 def test_check_says_when_the_kind_of_id_differs(il):

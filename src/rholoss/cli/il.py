@@ -17,6 +17,7 @@ from rholoss.cli.show import guess_for, show
 from rholoss.cli.weights import load_weights
 from rholoss.distributed import is_running
 from rholoss.errors import RholossError
+from rholoss.il import files
 from rholoss.il.fit import fit_irreducible, score_irreducible
 from rholoss.il.guessing import told
 from rholoss.il.store import Irreducible
@@ -90,6 +91,7 @@ def fit(
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of weights, order and folds.")] = 0,
     workers: options.Workers = 0,
+    overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a small model on holdout data and measure the irreducible loss of each training point.
@@ -115,6 +117,7 @@ def fit(
         )
     if not (math.isfinite(lr) and lr > 0):
         raise RholossError(f"--lr is {lr}; give a number above 0, e.g. 0.001.")
+    _check_free(out, overwrite)
     make, points = objects.factory(model, "--model"), objects.dataset(score, "--score")
     trained_on = points if holdout is None else objects.dataset(holdout, "--holdout")
     with when_stopped(AGAIN), ranks() as rank:
@@ -172,6 +175,7 @@ def score(
     seconds: Annotated[
         float, typer.Option(help="What training the model cost, for the ledger's accounts.")
     ] = 0.0,
+    overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Measure irreducible losses with a model that is fitted already.
@@ -185,6 +189,7 @@ def score(
                        --data mytask:train --out il/mytask
       torchrun --nproc-per-node 8 -m rholoss il score ...     eight processes share the work
     """
+    _check_free(out, overwrite)
     made, points = objects.model(model, "--model"), objects.dataset(data, "--data", stream=True)
     if weights is not None:
         load_weights(made, weights)
@@ -217,10 +222,9 @@ def check(
         str, typer.Option("--check", help="full: rows, labels (or content), ids; size: rows alone.")
     ] = "full",
 ) -> None:
-    """Compare stored losses with a data set: exit code 0 if they belong together, 2 if they do not, or
-    if the store does not know for which data it was made.
+    """Compare stored losses with a data set: exit code 0 if they belong together, else 2.
 
-    A changed label, a moved or a missing row would give points the losses of others.
+    Losses that do not say for which data they were made belong to none. A changed label, a moved or a missing row would give points the losses of others.
 
     \b
     Example:
@@ -239,6 +243,18 @@ def check(
 
 
 il.command(short_help="What is in a directory of losses.")(show)
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    """Raise if complete losses would be replaced; unfinished work is gone on with."""
+    if overwrite or not (out / files.META).exists():
+        return
+    old = files.read_meta(out)
+    raise RholossError(
+        f"--out {out} holds irreducible losses already ({old['rows']:,} rows, made "
+        f"{old.get('created', 'at an unknown time')}). Give another directory, for instance "
+        f"{files.beside(out)}, or add --overwrite to replace them."
+    )
 
 
 def _report(made: Irreducible, out: Path) -> None:

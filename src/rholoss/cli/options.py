@@ -38,6 +38,9 @@ Device = Annotated[
 Workers = Annotated[int, typer.Option(min=0, help="Worker processes of the loader.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows at a time.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory to write to.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the losses that --out holds already.")
+]
 Store = Annotated[
     Path,
     typer.Argument(metavar="DIR", help="What `rholoss il fit --out` wrote.", show_default=False),

@@ -8,6 +8,7 @@ what it left behind is removed by the next one.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -116,6 +117,13 @@ def check_target(path: Path) -> None:
             f"{path} holds other files ({', '.join(foreign[:3])}) and no store, so nothing was written. "
             "Give a new or empty directory."
         )
+
+
+def beside(path: Path) -> Path:
+    """The first of `path`-2, `path`-3, ... that does not exist: the name of another store."""
+    path = path if path.name else path.absolute()
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(other for other in numbered if not other.exists())
 
 
 def write_store(

@@ -89,7 +89,8 @@ def fit_irreducible(
         labels: one label for each row of `score`, where it has no `targets` or `labels`: by them a
             later run tells whether the data changed.
         out: a directory to save to. A run that was cut off goes on where it stopped: models that
-            were fitted are not fitted again, points that were scored not scored again.
+            were fitted are not fitted again, points that were scored not scored again. Losses that
+            are there already are replaced when these are complete.
         keep_weights: keep the fitted weights too, see `Irreducible.weights`.
         progress: show a progress bar.
         ranks: fit folds and score points side by side on the ranks of the process group; call it on

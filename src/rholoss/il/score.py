@@ -156,7 +156,8 @@ def score_irreducible(
         device: where the model runs; by default where it is.
         num_workers: of the loader.
         collate_fn: of the loader.
-        out: a directory to save to. A run that was cut off goes on where it stopped.
+        out: a directory to save to. A run that was cut off goes on where it stopped. Losses that
+            are there already are replaced when these are complete.
         seconds: what the fit cost, for the ledger; the time of scoring is added.
         split: a note on what the model was trained on, for meta.json.
         progress: show a progress bar.

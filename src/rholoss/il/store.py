@@ -105,7 +105,7 @@ class Irreducible:
         ]
         other = "integers" if self.keys is None else "strings"
         mixed = isinstance(ids, list) != (self.keys is not None)
-        where = f" --out {self.path}" if self.path else ""
+        where = f" --out {files.beside(self.path)}" if self.path else ""
         return (
             f"{np.count_nonzero(~np.isfinite(value_n))} of {len(ids)} ids have no usable irreducible "
             f"loss: {'; '.join(parts)}. "
