@@ -1,6 +1,8 @@
 """Fitting and scoring that was cut off goes on where it stopped."""
 
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +12,13 @@ import torch
 from test_il_fit import blobs, quick, sgd, small
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset, default_collate
 
 from rholoss.errors import StoreError
+from rholoss.il import fit as fit_module
 from rholoss.il.fit import score_irreducible
 from rholoss.il.store import Irreducible
+from rholoss.il.train import fit_member
 
 
 class Watched:
@@ -108,6 +113,110 @@ def test_other_work_starts_afresh(tmp_path, other):
     assert counter.trained == 80 * {**first, **other}["epochs"]
     expected = quick(**{**first, **other}, loss=Watched())
     assert torch.equal(il.dense, expected.dense)
+
+
+def ce(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def edited(change):
+    """`ce` as a user has it after an edit: the same name, other code."""
+
+    def loss(model, batch):
+        return change(ce(model, batch))
+
+    loss.__qualname__ = ce.__qualname__
+    return loss
+
+
+class Scaled(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 3))
+
+
+class Scaled2(Scaled):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Flipped:
+    """Augmented data: some draw from torch's generator, others from one of their own."""
+
+    def __init__(self, data, own):
+        self.data, self.draw = data, torch.Generator() if own else None
+        self.targets = data.tensors[1]
+        if own:
+            self.draw.seed()
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, row):
+        x, y = self.data[row]
+        return x * (1 - 2 * torch.randint(2, (), generator=self.draw)), y
+
+
+def moved_inputs():
+    x, y = blobs(80, 0).tensors
+    return TensorDataset(x.flip(0), y)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({}, None),
+        ({"loss": edited(lambda loss_B: loss_B + 1000)}, "code"),
+        ({"loss": functools.partial(ce)}, "loss, code"),
+        ({"data": moved_inputs()}, "scored, content"),
+        ({"collate_fn": lambda items: default_collate(items[::-1])}, "code"),
+        ({"make_model": Scaled2}, "code"),
+        ({"make_model": lambda: nn.Sequential(Scaled()[0], nn.ReLU())}, "code"),
+    ],
+)
+def test_work_goes_on_only_with_the_code_and_inputs_it_began_with(
+    tmp_path, monkeypatch, capsys, other, what
+):
+    """The labels, names and weights are the same each time."""
+    run = {"make_model": Scaled, "data": blobs(80, 0), "loss": ce, **RESUMED}
+    cut_off_in_the_second_fold(monkeypatch, **run, out=tmp_path / "il")
+    assert capsys.readouterr().err == ""
+    il = quick(**{**run, **other}, out=tmp_path / "il")
+    assert torch.equal(il.dense, quick(**{**run, **other}).dense)
+    where, said = tmp_path / "il" / "partial", capsys.readouterr().err
+    if what is None:
+        assert re.fullmatch(
+            rf"Going on from {where} \(1 fitted model\(s\), the last of 20\d\d-\d\d-\d\d \d\d:\d\d\); "
+            "delete it to start over.\n",
+            said,
+        )
+    else:
+        assert said.startswith(f"Starting over: the unfinished work in {where} was of another job")
+        assert said.endswith(f"(not the same: {what}).\n")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_augmented_data_does_not_keep_work_from_going_on(tmp_path, monkeypatch, capsys, own):
+    plain = blobs(80, 0)
+    run = {"make_model": Scaled, "score": plain, "loss": ce, **RESUMED}
+    cut_off_in_the_second_fold(monkeypatch, data=Flipped(plain, own), **run, out=tmp_path / "il")
+    torch.rand(3)
+    quick(data=Flipped(plain, own), **run, out=tmp_path / "il")
+    assert capsys.readouterr().err.startswith("Going on from")
+
+
+def cut_off_in_the_second_fold(monkeypatch, **run):
+    fitted = []
+
+    def fit(*args):
+        if fitted:
+            raise KeyboardInterrupt
+        fitted.append(fit_member(*args))
+        return fitted[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fit_module, "fit_member", fit)
+        with pytest.raises(KeyboardInterrupt):
+            quick(**run)
 
 
 def test_an_old_store_serves_while_the_new_one_is_made(tmp_path):

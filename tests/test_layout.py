@@ -28,6 +28,7 @@ ROOMS = {
     "quantities": "core",
     "losses": "core",
     "methods": "core scores picks",
+    "naming": "losses",
     "data": "core",
     "schedules": "core",
     "steplog": "core",
@@ -47,7 +48,7 @@ ROOMS = {
     "modes": "core",
     "scoring": "core data losses modes quantities",
     "streams": "core data distributed sources",
-    "il": "core data distributed losses modes scoring sources progress streams il",
+    "il": "core data distributed losses modes naming scoring sources progress streams il",
     "state": "selector",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "

@@ -17,6 +17,12 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def say(text: str) -> None:
+    """A line on stderr, where progress is shown; nothing for an empty one."""
+    if text:
+        print(text, file=sys.stderr, flush=True)
+
+
 class Bar:
     """Progress of a piece of work, on stderr; `enabled=False` prints nothing at all.
 

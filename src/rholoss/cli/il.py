@@ -224,7 +224,8 @@ def check(
 ) -> None:
     """Compare stored losses with a data set: exit code 0 if they belong together, else 2.
 
-    Losses that do not say for which data they were made belong to none. A changed label, a moved or a missing row would give points the losses of others.
+    A changed label, a moved or a missing row would give points the losses of others. Losses that do
+    not say for which data they were made belong to none.
 
     \b
     Example:

@@ -19,7 +19,15 @@ from rholoss.il.build import library_version
 from rholoss.il.fingerprint import identify
 from rholoss.il.hashing import content_hash
 from rholoss.il.partial import Partial
-from rholoss.il.points import Loading, Points, check_items, named, points_of, positive
+from rholoss.il.points import (
+    Loading,
+    Points,
+    check_items,
+    code_of,
+    content_of_some,
+    points_of,
+    positive,
+)
 from rholoss.il.score import finish, score_points
 from rholoss.il.score import score_irreducible as score_irreducible
 from rholoss.il.store import Irreducible
@@ -34,7 +42,8 @@ from rholoss.il.train import (
     rows_to_visit,
 )
 from rholoss.il.views import own_randomness, without_ids
-from rholoss.progress import Bar
+from rholoss.naming import code_hash, named
+from rholoss.progress import Bar, say
 
 
 def fit_irreducible(
@@ -113,18 +122,24 @@ def fit_irreducible(
     settings = Settings(per_example, steps, epochs, patience, check_rows, loading, scoring)
     points, members = _plan(data, score, folds, seed)
     with own_randomness(where):
-        check_items(points, "score")
+        content = check_items(points, "score")
         identity = identify(points.dataset, labels)
         factory = Factory(make_model, where)
         model = factory(members[0])  # made now, because it tells whether the job is the same
         job = {
-            "scored": identity.digest,
-            "data": identify(data, stored={}).digest,  # no content: it may be augmented
+            "scored": [identity.digest, content],
+            "data": identify(data, stored={}).digest,
             "loss": named(loss),
             "numbers": [folds, seed, numbers],
             **_about_training(model, settings),
+            "code": code_of(model, per_example, collate_fn),
+            "content": None if out is None else content_of_some(data),
         }
-        about = {"loss": named(loss), "transform": points.transform}
+        about = {
+            "loss": named(loss),
+            "loss_code": code_hash(loss),
+            "transform": points.transform,
+        }
         if ranks:
             from rholoss.il import ranks as over_ranks
 
@@ -133,6 +148,7 @@ def fit_irreducible(
             told = partial_(_about_fits, members, folds, seed)
             return over_ranks.fit(fitted, job, about, told, out, progress)
         partial = Partial(out, job, scoring.batch_size)
+        say(partial.said)
         value_n, fits = np.full(len(points.ids), np.nan, np.float32), []
         for number, member in enumerate(members):
             model = model if number == 0 else factory(member)

@@ -14,6 +14,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ import torch
 from rholoss.errors import StoreError
 from rholoss.il import files
 
+FITTED = ".pt"
+WORK = (FITTED, ".scored", ".part")
+
 
 class Partial:
     """The unfinished work in a directory, or no such thing if `out` is None.
 
-    Work of another kind (`job` differs: other data, arguments, model) is thrown away.
+    Work of another kind (`job` differs: other data, arguments, model, code) is thrown away. `said` tells
+    which of the two it was, if there was work.
     """
 
     def __init__(
@@ -35,8 +40,20 @@ class Partial:
     ) -> None:
         self.path = None if out is None else Path(out) / files.PARTIAL
         self.record = np.dtype([("sum", "<u4"), ("seconds", "<f8"), ("loss", "<f4", (batch_size,))])
-        if self.path is None or self._job() == json.loads(json.dumps(job)):
+        self.said = ""
+        if self.path is None:
             return
+        before, job = self._job(), json.loads(json.dumps(job))
+        work = sorted(path for path in self.path.glob("*") if path.suffix in WORK)
+        if before == job:
+            self.said = self._going_on(work) if work else ""
+            return
+        if work and isinstance(before, dict):
+            other = [name for name in job if job[name] != before.get(name)]
+            self.said = (
+                f"Starting over: the unfinished work in {self.path} was of another job and is thrown away "
+                f"(not the same: {', '.join(other)})."
+            )
         with self._told():
             self.clear()
             self.path.mkdir(parents=True)
@@ -48,6 +65,15 @@ class Partial:
             return json.loads((self.path / "job.json").read_bytes())  # type: ignore[operator]
         except (OSError, ValueError):
             return None
+
+    def _going_on(self, work: list[Path]) -> str:
+        fitted = [path for path in work if path.suffix == FITTED]
+        what = f"{len(fitted)} fitted model(s)" if fitted else "scored points"
+        last = datetime.fromtimestamp(max(path.stat().st_mtime for path in fitted or work))
+        return (
+            f"Going on from {self.path} ({what}, the last of {last.isoformat(' ', 'minutes')}); delete it "
+            "to start over."
+        )
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,11 @@ from torch import Generator, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rholoss import data as batch_data
-from rholoss import losses
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash
 from rholoss.il.ids import Ids, as_ids
-from rholoss.il.views import rows_inside, without_ids
+from rholoss.il.views import rows_inside, seed_all, without_ids
+from rholoss.naming import code_hash, named, without_addresses
 
 FETCHED_TWICE = 8
 
@@ -86,14 +85,15 @@ def points_of(dataset: Any, argument: str) -> Points:
     return Points(dataset, distinct.tolist() if isinstance(ids, list) else distinct, position)
 
 
-def check_items(points: Points, argument: str) -> None:
-    """Fetch some items twice: what changes from one time to the next is augmented."""
-    view = points.view
+def check_items(points: Points, argument: str) -> str:
+    """Fetch some items twice: what changes from one time to the next is augmented. Returns their hash."""
+    view, found = points.view, []
     places = np.linspace(0, len(points.ids) - 1, min(len(points.ids), FETCHED_TWICE)).astype(int)
     for place in places:
         id_, position = points.ids[place], int(points.position[place])
         item = view[position]
-        if content_hash(item) != content_hash(view[position]):
+        found.append(content_hash(item))
+        if found[-1] != content_hash(view[position]):
             raise RholossError(
                 f"The item of id {id_} was fetched twice and differs, so it is augmented at random. "
                 "Irreducible losses are measured un-augmented: pass a view of the same rows without "
@@ -105,6 +105,24 @@ def check_items(points: Points, argument: str) -> None:
                 f"The items of `{argument}` carry an 'index' of their own ({own!r} where the row is "
                 f"{id_}). Pass `rholoss.WithIndex(dataset, ids=...)` with those ids, one for each row."
             )
+    return content_hash(found)
+
+
+def content_of_some(dataset: Any) -> str | None:
+    """Hash of some items as they come under a fixed seed; inside `own_randomness`.
+
+    None if they differ all the same: whoever draws from a generator of their own could not be told
+    from data that was changed.
+    """
+    view = without_ids(dataset)
+    rows = np.linspace(0, len(view) - 1, min(len(view), FETCHED_TWICE)).astype(int).tolist()
+
+    def fetched() -> str:
+        seed_all(0)
+        return content_hash([view[row] for row in rows])
+
+    first = fetched()
+    return first if first == fetched() else None
 
 
 def loader_of(
@@ -145,15 +163,11 @@ def about_model(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def named(thing: Any) -> str:
-    """A name for a function, a loss or a transform that is the same in the next process."""
-    if isinstance(thing, str):
-        return thing
-    if isinstance(thing, losses.Task):
-        return thing.name
-    if hasattr(thing, "__qualname__"):
-        return f"{thing.__module__}.{thing.__qualname__}"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))[:500]
+def code_of(model: nn.Module, *functions: Any) -> list[Any]:
+    """Hashes of what functions do, and a model besides its weights: structure and forward passes."""
+    forward = {code_hash(getattr(type(module), "forward", None)) for module in model.modules()}
+    structure = content_hash([without_addresses(model), sorted(map(str, forward))])
+    return [structure, *map(code_hash, functions)]
 
 
 def positive(argument: str, value: Any, least: int = 1) -> None:

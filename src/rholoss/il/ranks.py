@@ -14,11 +14,12 @@ from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
 from rholoss.il.build import library_version
 from rholoss.il.hashing import content_hash
-from rholoss.il.points import Loading, Points, about_model, named, points_of
+from rholoss.il.points import Loading, Points, about_model, code_of, content_of_some, points_of
 from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
 from rholoss.il.train import Factory, Settings, fit_member, rows_to_visit
 from rholoss.il.views import own_randomness, root_of, without_ids
+from rholoss.naming import code_hash, named
 from rholoss.progress import Bar
 from rholoss.streams import Stream
 
@@ -38,7 +39,7 @@ def score(
     units: spread.Units
     with ranks.together(), own_randomness(loading.device):
         if isinstance(dataset, Stream):
-            data, transform = spread.about_stream(dataset), None
+            data, transform, content = spread.about_stream(dataset), None, None
             units = spread.Shards(dataset, loading.batch_size)
         else:
             _check_rows(dataset)
@@ -46,11 +47,14 @@ def score(
             units = spread.Blocks(dataset, loading.batch_size, codes=data.codes)
             found = getattr(root_of(dataset), "transform", None)
             transform = None if found is None else named(found)
+            content = content_of_some(dataset)
     job = {
         "work": "score over ranks",
         "data": data.meta["digest"],
         "loss": named(loss),
         "model": content_hash(dict(model.state_dict())),
+        "code": code_of(model, loss, loading.collate_fn),
+        "content": content,
         "batch_size": loading.batch_size,
         "versions": [library_version(), torch.__version__],
     }
@@ -61,6 +65,7 @@ def score(
     def meta(took: float) -> dict[str, Any]:
         return {
             "loss": named(loss),
+            "loss_code": code_hash(loss),
             "model": about_model(model),
             "split": {"kind": "given model", **(about["split"] or {})},
             "transform": transform,

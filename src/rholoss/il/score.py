@@ -30,14 +30,15 @@ from rholoss.il.points import (
     about_model,
     batches,
     check_items,
+    code_of,
     loader_of,
-    named,
     points_of,
     positive,
 )
 from rholoss.il.store import Irreducible
 from rholoss.il.views import own_randomness
-from rholoss.progress import Bar
+from rholoss.naming import code_hash, named
+from rholoss.progress import Bar, say
 from rholoss.streams import Stream
 
 
@@ -181,23 +182,26 @@ def score_irreducible(
     if out is not None:
         files.check_target(Path(out))
     with own_randomness(where), running_on(model, where, home):
-        check_items(points, "dataset")
+        content = check_items(points, "dataset")
         identity = identify(dataset, labels)
         job = {
             "work": "score",
-            "data": identity.digest,
+            "data": [identity.digest, content],
             "loss": named(loss),
             "model": content_hash(dict(model.state_dict())),
+            "code": code_of(model, loss, collate_fn),
             "batch_size": batch_size,
             "versions": [library_version(), torch.__version__],
         }
         partial, everything = Partial(out, job, batch_size), np.arange(len(points.ids))
+        say(partial.said)
         with Bar(len(everything), "scoring", progress) as bar:
             value_n, took = score_points(
                 model, points, everything, losses.by_name(loss), loading, partial, "model", bar
             )
     meta = {
         "loss": named(loss),
+        "loss_code": code_hash(loss),
         "model": about_model(model),
         "split": {"kind": "given model", **(split or {})},
         "transform": points.transform,

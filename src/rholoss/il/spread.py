@@ -33,11 +33,15 @@ from rholoss.il.points import Loading, Points, Rows, check_items
 from rholoss.il.score import evaluating, tell_unusable
 from rholoss.il.store import Irreducible
 from rholoss.il.views import ids_at, labels_of, own_randomness, root_of, without_ids
-from rholoss.progress import Bar
+from rholoss.progress import Bar, say
 from rholoss.streams import Stream
 
 PART_ROWS = 2**18  # at most; what is lost if a rank is killed
 UNITS = 64  # at least, if there are as many batches, so that no rank is left waiting for long
+
+# Parts of a job that may differ among ranks (a loss that knows its rank, augmented data): those of the first
+# one count.
+FIRST_RANKS = ("code", "content")
 
 Chunk = tuple[Any, np.ndarray | None, list[Any]]  # ids, codes of labels, items
 
@@ -259,15 +263,22 @@ def begin(out: Any, job: Mapping[str, Any], batch_size: int, ranks: Ranks) -> tu
         )
     with ranks.together() as told:
         files.check_target(Path(out))
-        told.said["same"] = {f"the {name} of the job": value for name, value in job.items()}
+        told.said["same"] = {
+            f"the {name} of the job": value
+            for name, value in job.items()
+            if name not in FIRST_RANKS
+        }
     with ranks.together() as told:
         if ranks.rank == 0:
-            folder = Partial(out, job, batch_size).path
+            kept = Partial(out, job, batch_size)
+            say(kept.said)
+            folder = kept.path
             assert folder is not None
             parts = Parts(folder, new_start())
             parts.open_claims()
             told.said["start"] = parts.claims.name.removeprefix("claims-")
-    partial = Partial(out, job, batch_size)
+            told.said["job"] = dict(job)
+    partial = Partial(out, told.by_rank[0]["job"], batch_size)
     assert partial.path is not None
     return partial, Parts(partial.path, told.by_rank[0]["start"])
 
