@@ -182,3 +182,18 @@ def test_it_says_which_extra_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(RholossError, match=r"pip install 'rholoss\[hf\]'"):
         _ = huggingface.RhoTrainer
+
+
+def test_rows_that_were_shuffled_since_they_were_measured_are_told(tmp_path):
+    x, y = points()
+    rows = datasets.Dataset.from_dict({"x": x.tolist(), "labels": y.tolist()}).with_format("torch")
+    il = rho.Irreducible.from_losses(torch.rand(ROWS), dataset=rows)
+
+    def train(dataset):
+        select = rho.Selector("rho", irreducible=il, keep=TRAINED / CANDIDATES)
+        trainer_of(tmp_path, select, dataset).train()
+
+    with pytest.warns(UserWarning, match=r"of 24 points have another label .*a column 'index'"):
+        train(rows.shuffle(seed=0))
+    train(rows)
+    train(rows.add_column("index", list(range(ROWS))).shuffle(seed=0))

@@ -39,7 +39,7 @@ ROOMS = {
     "distributed": "core data packing",
     "sources": "core data losses",
     "ladder": "core distributed guard sources steplog",
-    "arguments": "core ladder schedules sources",
+    "arguments": "core ladder losses naming schedules sources",
     "ledger": "core steplog",
     "sampler": "core data picks",
     "memory": "core",

@@ -11,6 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rholoss.core import Method
 from rholoss.errors import RholossError
 from rholoss.ladder import Ladder
+from rholoss.losses import TASKS
+from rholoss.naming import code_hash, named
 from rholoss.schedules import Schedule
 from rholoss.sources import Source, TableSource
 
@@ -24,6 +26,7 @@ def check_arguments(
     keep: float | None,
     k: int | None,
     flush_every: int,
+    loss: Any,
 ) -> None:
     """Raise where a selector cannot be made of these."""
     if not isinstance(schedule, Schedule):
@@ -48,6 +51,28 @@ def check_arguments(
         raise RholossError(
             f"A schedule with `drop`={schedule.drop} needs a table of irreducible losses; pass "
             "`irreducible=` what `fit_irreducible` returned, or drop=0."
+        )
+    tell_other_loss(method, source, loss, stacklevel=4)
+
+
+def tell_other_loss(method: Method, source: Source | None, loss: Any, stacklevel: int = 3) -> None:
+    """Warn if the irreducible losses are known to be of another loss than the one that is scored with.
+
+    Not known: a name that somebody gave to losses made elsewhere, and what an object does when called.
+    """
+    meta = getattr(getattr(source, "table", None), "meta", {})
+    then, now = (meta.get("loss"), meta.get("loss_code")), (named(loss), code_hash(loss))
+    if not all(name in TASKS or code is not None for name, code in (then, now)):
+        return
+    short = [
+        str(name).rpartition(".")[2] for name, _ in (then, now)
+    ]  # it may live in another module now
+    same = short[0] == short[1] or (then[1] == now[1] is not None)
+    if not same and {"loss", "irreducible_loss"} <= method.needs:
+        warnings.warn(
+            f"The irreducible losses were measured with loss={then[0]!r}, but candidates are scored with "
+            f"loss={now[0]!r}, so that the difference of the two says little. Pass the same `loss=` to both.",
+            stacklevel=stacklevel,
         )
 
 

@@ -85,6 +85,18 @@ def check_fits(
         ) from None
 
 
+def target_in(batch: Any, loss: LossFunction) -> Tensor | None:
+    """The target of a batch without ids where it can be known: what a task reads, or has such a name, or is
+    the second of a pair. What else a function reads, only its author knows."""
+    pair = isinstance(batch, (list, tuple)) and len(batch) == 2
+    if not (isinstance(loss, Task) or isinstance(batch, Mapping) or pair):
+        return None
+    try:
+        return split_batch(batch)[2]
+    except RholossError:  # the loss will tell, if it needs one
+        return None
+
+
 def output_of(result: Any) -> Tensor:
     """The tensor that a model puts out: itself, its `logits`, or the first of a tuple."""
     if not isinstance(result, Tensor):

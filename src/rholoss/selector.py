@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from rholoss import arguments, core, data, methods, state
-from rholoss.arguments import FLUSH_STEPS
+from rholoss.arguments import FLUSH_STEPS, check_arguments
 from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, place
 from rholoss.errors import RholossError
 from rholoss.guard import Guard
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger, Watched
-from rholoss.losses import LossFunction, check_per_example
+from rholoss.losses import LossFunction, check_per_example, target_in
 from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, last_rows, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import TableSource, as_source, known_on_host
+from rholoss.sources import TableSource, as_source, known_on_host, tell_other_labels
 from rholoss.steplog import Chosen, StepLog
 
 Tap = Callable[[int, Stats, "Chosen"], None]
@@ -91,7 +91,7 @@ class Selector:
         self.method = methods.by_name(method)
         self.source = as_source(irreducible)
         self.schedule = schedule or constant()
-        arguments.check_arguments(self.method, self.source, self.schedule, keep, k, flush_every)
+        check_arguments(self.method, self.source, self.schedule, keep, k, flush_every, loss)
         self.keep, self.k = 1.0 if keep is None else keep, k
         self.scorer = Scorer(
             loss,
@@ -106,8 +106,7 @@ class Selector:
         self.find_index = index or data.find_index
         self.shared, self.seed = tuple(shared), seed
         self.flush_every, self.auto_off = flush_every, auto_off
-        self.on_scores = list(on_scores)
-        self.ranks = Ranks(choice)
+        self.on_scores, self.ranks = list(on_scores), Ranks(choice)
         if isinstance(self.source, Ladder):
             self.on_scores.append(self.source.watcher(self.ranks))
         self.log = StepLog(self.ranks.own_path(log))
@@ -156,9 +155,8 @@ class Selector:
                     self.guard.observe(stats.index, unsure, score_B, enough)
                     if device.type == "cpu" or not self._checked:
                         self.guard.read()
-            selection = Selection(
-                selection.position.to(device, non_blocking=True), selection.weight
-            )
+            place_k = selection.position.to(device, non_blocking=True)
+            selection = Selection(place_k, selection.weight)
             training, selection = self.ranks.share(batch, selection, rows, told, self.shared)
             position = selection.position
             training = data.without_irreducible(training)
@@ -229,6 +227,8 @@ class Selector:
             return None
         carried = data.carried_irreducible(batch)
         arguments.check_source(self.method, self.source, carried)
+        if not self._checked:
+            tell_other_labels(self.source, ids, target_in(self.body(batch), self.scorer.loss), 4)
         return known_on_host(self.source, ids, carried)
 
     def _measure(

@@ -8,6 +8,7 @@ the loader joined to the batch comes first.
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -126,6 +127,14 @@ def known_on_host(source: Source | None, ids: Any, carried: Tensor | None) -> Te
         return carried
     on_host = not isinstance(ids, Tensor) or ids.device.type == "cpu"
     return source.on_host(ids) if on_host and source is not None else None
+
+
+def tell_other_labels(source: Source | None, ids: Any, labels: Any, stacklevel: int = 3) -> None:
+    """Warn if points have other labels than when their losses were measured. Waits for the device."""
+    find = getattr(getattr(source, "table", None), "other_labels", None)
+    said = None if find is None or labels is None else find(ids, labels)
+    if said is not None:
+        warnings.warn(said, stacklevel=stacklevel)
 
 
 def _gather(values: Tensor, ids: Tensor) -> Tensor:

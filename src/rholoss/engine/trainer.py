@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rholoss import core, methods
+from rholoss.arguments import tell_other_loss
 from rholoss.core import Method
 from rholoss.engine import state
 from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolutions
@@ -37,7 +38,7 @@ from rholoss.memory import Memory, Plan
 from rholoss.modes import submodules
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import as_source
+from rholoss.sources import as_source, tell_other_labels
 from rholoss.steplog import StepLog
 
 Rate = float | Callable[[int], float]
@@ -118,6 +119,9 @@ class Trainer:
         self.schedule, self.seed, self.total_steps = schedule or constant(), seed, total_steps
         self.source = as_source(irreducible)
         table = irreducible_table(self.method, self.source, data.ids, self.schedule.drop)
+        if table is not None:
+            tell_other_loss(self.method, self.source, loss)
+            tell_other_labels(self.source, data.ids, data.targets)
         memory = None if plan is None else Memory(int(data.ids.max()) + 1, device)
         self.rows = Rows(
             data, seed=seed, irreducible=table, drop=self.schedule.drop, plan=plan, memory=memory,

@@ -174,6 +174,26 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
     )
 
 
+def tell_other_labels(then: np.ndarray, now: np.ndarray, ids: Ids) -> str | None:
+    """What to say of points that had other labels (whole numbers) when their losses were measured.
+
+    None if they had not, or where each label stands for one of the others: classes were renamed or put
+    together, as a `target_transform` does, and no row was moved.
+    """
+    differ = np.flatnonzero((then != now) & (then != ABSENT))
+    pairs = np.stack([then, now])[:, then != ABSENT]
+    if len(np.unique(pairs, axis=1).T) in (len(np.unique(pairs[0])), len(np.unique(pairs[1]))):
+        return None
+    some = "; ".join(f"id {shown([ids[i]])} had {then[i]}, has {now[i]}" for i in differ[:3])
+    return (
+        f"{len(differ):,} of {len(now):,} points have another label than when their irreducible losses were "
+        f"measured ({some}). Rows were numbered anew (`shuffle`, `filter` and `select` of a Hugging Face "
+        "data set do that) or labels were changed, so that points have the losses of others. Measure the "
+        "data as it is now, or give rows ids that stay: `WithIndex(dataset, ids=...)`, a column 'index'. If "
+        "you know that each loss still belongs to its id, load them with check='size'."
+    )
+
+
 def _compare_content(then: Mapping[Any, str], now: Mapping[Any, str], what: str) -> None:
     differ = [id_ for id_ in now if now[id_] != then[id_]]
     if differ:

@@ -15,8 +15,14 @@ from torch import Tensor
 from rholoss.data import INDEX, IRREDUCIBLE
 from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
 from rholoss.il import files
-from rholoss.il.fingerprint import check_room, compare, compare_rows, identify
-from rholoss.il.hashing import ABSENT
+from rholoss.il.fingerprint import (
+    check_room,
+    compare,
+    compare_rows,
+    identify,
+    tell_other_labels,
+)
+from rholoss.il.hashing import ABSENT, label_codes
 from rholoss.il.ids import Ids, as_ids, hash_keys, shown
 
 CHECKS = ("full", "size", "none")
@@ -47,6 +53,7 @@ class Irreducible:
         self.values, self.keys, self.labels = values, keys, labels
         self.meta = {"rows": len(values), **(meta or {})}
         self.path = path
+        self.trusted = False  # the caller said that each loss belongs to its id
         self._weights = weights
 
     @property
@@ -177,6 +184,7 @@ class Irreducible:
         if labels is not None and dataset is None:
             raise RholossError("`labels` was given without `dataset`; pass the data set as well.")
         il = _open(Path(path), files.read_meta(Path(path)))
+        il.trusted = check != "full"
         if dataset is not None and check != "none":
             known = il.compare(dataset, labels, check) is not None
             if not known and (check == "full" or not il.meta.get("identity")):
@@ -206,6 +214,25 @@ class Irreducible:
             f"There is nothing to compare: {self.path} does not say for which rows or labels it was made, "
             "so that a data set with other rows under the same ids would go unseen. Make it again with "
             "`Irreducible.from_losses(..., dataset=train)`, `rholoss il fit` or `rholoss il score`."
+        )
+
+    def other_labels(self, ids: Any, labels: Any) -> str | None:
+        """What to say if these ids had other labels when they were measured; None if nothing is known.
+
+        Only classes are compared: soft labels, tokens and names are not.
+        """
+        classes = (self.meta.get("identity") or {}).get("labels") == "integers"
+        if (
+            self.trusted
+            or not classes
+            or getattr(labels, "ndim", 1) != 1
+            or len(labels) != len(ids)
+        ):
+            return None
+        codes, integers = label_codes(labels)
+        then = self._label_codes(as_ids(ids))
+        return (
+            tell_other_labels(then, codes, as_ids(ids)) if integers and then is not None else None
         )
 
     def _label_codes(self, ids: Ids) -> np.ndarray | None:
