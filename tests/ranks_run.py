@@ -53,7 +53,8 @@ def launch(script: str, ranks: int, folder: Path) -> dict[str, list[Any]]:
 
     Nothing is waited for forever.
     """
-    command = [sys.executable, "-W", "error", Path(__file__).with_name(script)]
+    strict = ["-W", "error", "-W", "ignore:Irreducible losses"]  # hardly better than guessing: toys
+    command = [sys.executable, *strict, Path(__file__).with_name(script)]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(ranks), folder], stderr=subprocess.PIPE, text=True

@@ -1,13 +1,19 @@
 """Irreducible losses beside those of a guess."""
 
+import functools
 import json
 import math
+import re
+import warnings
 
 import numpy as np
 import pytest
-from fixtures_cli import rholoss_
+import torch
+from fixtures_cli import FIT, rholoss_
+from torch.utils.data import TensorDataset
 
 import rholoss as rho
+from rholoss.engine import Resident, fit_ladder, fit_resident
 from rholoss.il.guessing import guessing_loss, told
 from rholoss.il.hashing import ABSENT
 
@@ -43,6 +49,49 @@ def test_losses_that_are_no_better_are_told():
     assert "Hardly better than guessing" in told(0.571, 0.6)
 
 
+def fits(rate):
+    """The same small fit three ways; at a rate of 0 it learns nothing."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=generator)
+    y = x[:, :3].argmax(1)
+    options = {"folds": 2, "epochs": 12, "batch_size": 16}
+    data, on_device = TensorDataset(x, y), Resident(x, y, device="cpu")
+    optimizer = functools.partial(torch.optim.AdamW, lr=rate)
+    by_steps = {"progress": False, "optimizer": optimizer, "device": "cpu"}
+    yield lambda: rho.fit_irreducible(small, data, **options, **by_steps)
+    yield lambda: fit_resident(small, on_device, learning_rate=rate, **options)
+    yield lambda: fit_ladder(small, on_device, learning_rate=rate, **options).tables[-1]
+
+
+def small():
+    model = torch.nn.Linear(4, 3)
+    torch.nn.init.zeros_(model.weight)  # all classes alike, to begin with
+    torch.nn.init.zeros_(model.bias)
+    return model
+
+
+def test_a_fit_that_learnt_nothing_says_so():
+    for fit in fits(rate=0.0):
+        with pytest.warns(
+            UserWarning, match=r"Irreducible losses: mean .*\. Hardly better than"
+        ) as said:
+            fit()
+        assert len(said) == 1
+        assert said[0].filename == __file__
+
+
+def test_a_fit_that_learnt_something_is_silent_and_shows_its_mean():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fit in fits(rate=0.05):
+            il = fit()
+            assert re.search(
+                r" loss of .*, mean 0\.\d{4} \(a guess by the classes' shares: 1\.\d{4}\)\)$",
+                repr(il),
+            )
+    assert repr(rho.Irreducible.from_losses([math.nan, 1, 2])).endswith(", mean 1.5000)")
+
+
 @pytest.mark.parametrize(("loss", "warned"), [(0.2, False), (ENTROPY, True)])
 def test_show_puts_them_side_by_side(tmp_path, loss, warned):
     rows = list(zip(range(100), LABELS.tolist(), strict=True))
@@ -55,3 +104,13 @@ def test_show_puts_them_side_by_side(tmp_path, loss, warned):
     assert ("Hardly better than guessing" in said.stdout) == warned
     found = json.loads(rholoss_(f"il show {tmp_path / 'il'} --json").stdout)
     assert found["guess"] == pytest.approx(ENTROPY)
+
+
+def test_the_command_says_it_once(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        said = rholoss_(f"{FIT} --out {tmp_path / 'il'} --epochs 1 --lr 1e-9 --device cpu --quiet")
+    assert said.exit_code == 0
+    assert "a guess by the classes' shares" in said.stdout
+    assert said.stderr.startswith("Warning: Irreducible losses: mean ")
+    assert said.output.count("Hardly better than guessing") == 1

@@ -13,13 +13,13 @@ import typer
 from rholoss.cli import objects, options
 from rholoss.cli.errors import Commands, when_stopped
 from rholoss.cli.ranks import ranks
-from rholoss.cli.show import guess_for, show
+from rholoss.cli.show import show
 from rholoss.cli.weights import load_weights
 from rholoss.distributed import is_running
 from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.fit import fit_irreducible, score_irreducible
-from rholoss.il.guessing import told
+from rholoss.il.guessing import beside, mean_and_guess
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
 
@@ -259,10 +259,9 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 
 def _report(made: Irreducible, out: Path) -> None:
-    values = made.values[~made.values.isnan()]
-    mean = told(float(values.mean()), guess_for(made))
+    measured, mean = int((~made.values.isnan()).sum()), beside(*mean_and_guess(made))
     typer.echo(
-        f"{out}: {len(values):,} irreducible losses, made in {clock(made.seconds)}: {mean}.\n"
+        f"{out}: {measured:,} irreducible losses, made in {clock(made.seconds)}: {mean}.\n"
         f"Look at them: rholoss il show {out}\n"
         f'Use them:     il = rholoss.Irreducible.load("{out}", train)\n'
         f'              select = rholoss.Selector("rho", irreducible=il, keep=0.1)'

@@ -13,13 +13,12 @@ import typer
 
 from rholoss.cli import objects, options
 from rholoss.errors import RholossError
-from rholoss.il.guessing import guessing_loss, told
+from rholoss.il.guessing import SAMPLED, mean_and_guess, strided, told
 from rholoss.il.ids import Ids
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-SAMPLED = 10_000_000  # rows that quantiles and histogram are taken of; a store may have a billion
 BAR, LINEAR_BINS = 40, 10
 
 
@@ -54,16 +53,6 @@ def histogram(values: np.ndarray) -> list[Bin]:
     ]
 
 
-def strided(values: np.ndarray, most: int = SAMPLED) -> np.ndarray:
-    """At most so many of the values, evenly spaced."""
-    return values[:: max(1, math.ceil(len(values) / most))]
-
-
-def guess_for(il: Irreducible) -> float | None:
-    """The mean loss of a guess by the classes' shares, if it is known."""
-    return None if il.labels is None else guessing_loss(strided(il.labels), il.meta.get("loss"))
-
-
 def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
     """The ids with the highest finite losses, highest first."""
     if ids is None and il.keys is not None:
@@ -88,7 +77,7 @@ def _plain(id_: Any) -> Any:
 def describe(il: Irreducible) -> dict[str, Any]:
     """Everything that is known about a store, ready for JSON."""
     values = il.values.numpy()
-    sample = strided(values)
+    sample, (mean, guess) = strided(values), mean_and_guess(il)
     finite = sample[np.isfinite(sample)]
     identity = {k: v for k, v in (il.meta.get("identity") or {}).items() if k != "content"}
     known = ("loss", "model", "split", "transform", "seconds", "created", "rholoss", "torch")
@@ -101,8 +90,8 @@ def describe(il: Irreducible) -> dict[str, Any]:
         "ids": "integers" if il.keys is None else "strings",
         "identity": identity or None,
         **{key: il.meta.get(key) for key in known},
-        "mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
-        "guess": guess_for(il),
+        "mean": None if math.isnan(mean) else mean,
+        "guess": guess,
         "quantiles": dict(
             zip(map(str, QUANTILES), np.quantile(finite, QUANTILES).tolist(), strict=True)
         )

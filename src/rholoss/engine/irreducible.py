@@ -19,6 +19,7 @@ from rholoss.errors import RholossError
 from rholoss.guard import mean_of_finite
 from rholoss.il.build import as_losses, table_of
 from rholoss.il.fingerprint import identity_of_rows
+from rholoss.il.guessing import tell_useless
 from rholoss.il.ids import shown
 from rholoss.il.score import tell_unusable
 from rholoss.il.split import folds as fold_of
@@ -168,10 +169,12 @@ def _fit_rungs(
     }
     seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
     identity = identity_of_rows(ids, scored.targets)
-    return [
+    tables = [
         table_of(as_losses(loss_N), ids, identity, {**about, "seconds": spent})
         for loss_N, spent in zip(values.cpu(), seconds, strict=True)
     ]
+    tell_useless(tables[-1], stacklevel=4)
+    return tables
 
 
 class _Fit:

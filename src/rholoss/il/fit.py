@@ -17,6 +17,7 @@ from rholoss.errors import RholossError
 from rholoss.il import files, split
 from rholoss.il.build import library_version
 from rholoss.il.fingerprint import identify
+from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
 from rholoss.il.partial import Partial
 from rholoss.il.points import (
@@ -160,7 +161,9 @@ def fit_irreducible(
     weights = [fit.pop("state") for fit in fits]
     about |= _about_fits(members, folds, seed, fits)
     kept = weights if keep_weights else None
-    return finish(value_n, points, identity, about, out=out, partial=partial, weights=kept)
+    il = finish(value_n, points, identity, about, out=out, partial=partial, weights=kept)
+    tell_useless(il)
+    return il
 
 
 def _check_arguments(make_model: Any, score: Any, folds: Any, numbers: dict[str, Any]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rholoss.il.hashing import ABSENT
 
+if TYPE_CHECKING:
+    from rholoss.il.store import Irreducible
+
 HARDLY = 0.95  # of the loss of a guess: a model that is no better has learnt next to nothing
+SAMPLED = 10_000_000  # rows that figures are taken of; a store may have a billion
 
 
 def guessing_loss(labels: np.ndarray | None, loss: Any) -> float | None:
@@ -26,14 +32,38 @@ def guessing_loss(labels: np.ndarray | None, loss: Any) -> float | None:
     return float(-(share * np.log(share)).sum())
 
 
+def strided(values: np.ndarray, most: int = SAMPLED) -> np.ndarray:
+    """At most so many of the values, evenly spaced."""
+    return values[:: max(1, math.ceil(len(values) / most))]
+
+
+def mean_and_guess(il: Irreducible, most: int = SAMPLED) -> tuple[float, float | None]:
+    """The mean of the finite losses (NaN if there are none), and that of a guess if it is known."""
+    values = strided(il.values.numpy(), most)
+    finite = values[np.isfinite(values)]
+    mean = float(finite.mean(dtype=np.float64)) if len(finite) else math.nan
+    labels = None if il.labels is None else strided(il.labels, most)
+    return mean, guessing_loss(labels, il.meta.get("loss"))
+
+
+def beside(mean: float, guess: float | None) -> str:
+    """The mean loss beside that of a guess."""
+    known = "" if guess is None else f" (a guess by the classes' shares: {guess:.4f})"
+    return f"mean {mean:.4f}{known}"
+
+
 def told(mean: float, guess: float | None) -> str:
     """The mean loss beside that of a guess; with a word of warning where they are close."""
-    if guess is None:
-        return f"mean {mean:.4f}"
-    said = f"mean {mean:.4f} (a guess by the classes' shares: {guess:.4f})"
-    if mean <= HARDLY * guess:
-        return said
+    if guess is None or mean <= HARDLY * guess:
+        return beside(mean, guess)
     return (
-        f"{said}. Hardly better than guessing, so these losses are no guide to what can be learnt: fit a "
-        "larger model, or longer"
+        f"{beside(mean, guess)}. Hardly better than guessing, so these losses are no guide to what can be "
+        "learnt: fit a larger model, or longer"
     )
+
+
+def tell_useless(il: Irreducible, stacklevel: int = 3) -> None:
+    """Warn if fitted losses are hardly better than those of a guess."""
+    mean, guess = mean_and_guess(il)
+    if told(mean, guess) != beside(mean, guess):
+        warnings.warn(f"Irreducible losses: {told(mean, guess)}.", stacklevel=stacklevel)

@@ -13,6 +13,7 @@ from rholoss import losses
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
 from rholoss.il.build import library_version
+from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
 from rholoss.il.points import Loading, Points, about_model, code_of, content_of_some, points_of
 from rholoss.il.split import Member
@@ -152,4 +153,8 @@ def fit(
         return {**about, **about_fits(fits)}
 
     kept = weights if work.keep_weights else None
-    return spread.merge(parts, units, data, meta, out, partial, ranks, kept)
+    il = spread.merge(parts, units, data, meta, out, partial, ranks, kept)
+    with ranks.together():
+        if ranks.rank == 0:
+            tell_useless(il, stacklevel=4)
+    return il

@@ -22,10 +22,12 @@ from rholoss.il.fingerprint import (
     identify,
     tell_other_labels,
 )
+from rholoss.il.guessing import beside, mean_and_guess
 from rholoss.il.hashing import ABSENT, label_codes
 from rholoss.il.ids import Ids, as_ids, hash_keys, shown
 
 CHECKS = ("full", "size", "none")
+REPR_ROWS = 100_000  # that are looked at for a mean
 
 
 class Irreducible:
@@ -72,7 +74,9 @@ class Irreducible:
     def __repr__(self) -> str:
         ids = "integer ids" if self.keys is None else "string keys"
         model = (self.meta.get("model") or {}).get("class", "unknown model")
-        return f"Irreducible({len(self):,} rows, {ids}, {self.meta.get('loss')} loss of {model})"
+        mean = beside(*mean_and_guess(self, REPR_ROWS))
+        kind = self.meta.get("loss")
+        return f"Irreducible({len(self):,} rows, {ids}, {kind} loss of {model}, {mean})"
 
     def __reduce__(self) -> Any:
         # Worker processes map the files again instead of receiving a copy of the table.
