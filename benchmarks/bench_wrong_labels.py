@@ -50,6 +50,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "never better than chance": lambda: rho.Remembered(CHANCE, measured=False),
     "measured": lambda: rho.Remembered(),
     "measured, with chance": lambda: rho.Remembered(CHANCE),
+    "mean of all visits": lambda: rho.Remembered(CHANCE, by="mean"),
 }
 
 

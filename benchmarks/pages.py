@@ -209,25 +209,28 @@ def wrong_labels_page(found: list[dict[str, Any]]) -> list[str]:
     lines = [
         "# Wrong labels, by the losses that training remembers",
         "",
-        "A network of two layers on the demo's 12,000 digits, without augmentation, with labels made wrong in known ways; 16 passes, learning rate up and down to zero; "
+        "A network of two layers on the demo's 12,000 digits, without augmentation, with labels made wrong in known ways; learning rate up and down to zero; "
         "means over the seeds. *Told*: the share of wrong labels that the plan found when it began to leave rows out. *Left out*: in the last pass, and how many of these are wrong, "
-        "and how many of the wrong ones they are. Accuracy on the test set, whose labels are clean. *Never better than chance*: `Remembered(chance, measured=False)`; *measured*: "
-        "`Remembered()`; *measured, with chance*: `Remembered(chance)`, which is what to use. Lines: [wrong_labels.jsonl](wrong_labels.jsonl).",
+        "and how many of the wrong ones they are. Accuracy on the test set, whose labels are clean. *Never better than chance*: "
+        "`Remembered(chance, measured=False)`; *measured*: `Remembered()`; *measured, with chance*: `Remembered(chance)`, all by the lowest of the last four losses; *mean of all visits*: "
+        '`Remembered(chance, by="mean")`. Lines: [wrong_labels.jsonl](wrong_labels.jsonl).',
         "",
         *sorted({where(row) for row in found}),
         "",
-        "| labels that are wrong | rows left out | told | left out | wrong among them | of the wrong ones | accuracy, % |",
-        "|---|---|---|---|---|---|---|",
+        "| passes | labels that are wrong | rows left out | told | left out | wrong among them | of the wrong ones | accuracy, % |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    names = (dict.fromkeys(row[key] for row in found) for key in ("labels", "plan"))
-    for labels, plan in itertools.product(*names):
-        ours = [row for row in found if (row["labels"], row["plan"]) == (labels, plan)]
+    keys = ("passes", "labels", "plan")
+    names = (dict.fromkeys(row[key] for row in found) for key in keys)
+    for passes, labels, plan in itertools.product(*names):
+        ours = [row for row in found if tuple(row[key] for key in keys) == (passes, labels, plan)]
         if not ours:
             continue
         shares = (_mean_share(ours, name) for name in ("told", "left_out", "precision", "recall"))
         accuracy = statistics.fmean(row["accuracy"] for row in ours)
         name = "none" if labels == "clean" else labels
-        lines.append(f"| {name} | {plan} | {' | '.join(shares)} | {accuracy:.1f} ({len(ours)}) |")
+        told = f"{passes} | {name} | {plan} | {' | '.join(shares)}"
+        lines.append(f"| {told} | {accuracy:.1f} ({len(ours)}) |")
     return lines
 
 

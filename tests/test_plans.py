@@ -18,7 +18,8 @@ N, CHANCE = 4000, math.log(10)
 def situation(progress, recent, seen=None, seed=0):
     recent = torch.as_tensor(recent)
     seen = torch.full((len(recent),), recent.shape[1]) if seen is None else torch.as_tensor(seen)
-    return Situation(progress, seen, recent, None, torch.Generator().manual_seed(seed))
+    total = recent.nanmean(1).nan_to_num() * seen  # as if all losses had been like the last ones
+    return Situation(progress, seen, recent, total, None, torch.Generator().manual_seed(seed))
 
 
 def some_losses():
@@ -79,11 +80,12 @@ def test_a_few_hard_rows_are_no_noise():
     )
 
 
-def test_one_good_look_or_too_few_looks_keep_a_row():
-    losses = some_losses()
-    losses[3, 2], losses[7, 1] = 2.2, torch.nan
-    rows = Remembered(CHANCE)(situation(0.5, losses)).rows
-    assert {3, 7} == set(rows[rows % 4 == 3].tolist())
+@pytest.mark.parametrize(("by", "stay"), [("lowest", {3, 7}), ("mean", {7})])
+def test_one_good_look_keeps_a_row_by_its_lowest_loss_and_too_few_looks_do_by_either(by, stay):
+    losses, seen = some_losses(), torch.full((N,), 4)
+    losses[3, 2], losses[7, 1], seen[7] = 2.2, torch.nan, 3
+    rows = Remembered(CHANCE, by=by)(situation(0.5, losses, seen)).rows
+    assert stay == set(rows[rows % 4 == 3].tolist())
 
 
 def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
@@ -176,6 +178,27 @@ def test_rows_that_are_not_known_yet_say_nothing_of_learning_by_heart():
     assert not notes
 
 
+def test_labels_that_are_known_by_heart_by_now_are_told_by_the_mean_of_all_visits():
+    losses = torch.full((N, 4), 0.001)  # the last four
+    seen, total = torch.full((N,), 10), torch.full((N,), 1.0)
+    total[: N // 10] = 6 * 5.0
+    known = replace(situation(0.5, losses, seen), total=total)
+    assert len(Remembered(CHANCE)(known).rows) == N
+    rows = Remembered(CHANCE, by="mean")(known).rows
+    assert torch.equal(rows, torch.arange(N // 10, N))
+
+
+def test_a_row_that_stays_is_not_left_out_for_a_loss_that_is_a_little_higher():
+    losses = torch.full((N, 4), 0.1)
+    losses[: N // 10] = 4.0
+    first = situation(0.5, losses)
+    rows = Remembered(CHANCE, by="mean")(first).rows
+    losses[rows] *= 2
+    assert torch.equal(
+        Remembered(CHANCE, by="mean")(replace(situation(0.6, losses), notes=first.notes)).rows, rows
+    )
+
+
 def test_where_nothing_is_sure_chance_still_tells_the_wrong_ones():
     losses = torch.full((N, 4), 1.5)
     losses[: N // 10] = 4.0
@@ -259,6 +282,7 @@ def test_rows_that_were_never_seen_stay(progress):
     ("make", "says"),
     [
         (lambda: RandomShare(1.5), "`share` must be in"),
+        (lambda: Remembered(by="last"), "`by` is 'last', but must be one of 'lowest', 'mean'"),
         (lambda: InfoBatch(1.0), "`prune` must be in"),
         (lambda: Remembered(CHANCE, skip=-0.1), "`skip` must be in"),
         (lambda: Remembered(measured=False), "`chance` must be given"),

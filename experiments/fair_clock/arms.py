@@ -82,6 +82,11 @@ def _measured(chance: float) -> Plan:
     return Remembered(skip=0.5)
 
 
+def _by_mean(chance: float) -> Plan:
+    """By the mean of all visits, which tells wrong labels that are known by heart, too."""
+    return Remembered(chance, by="mean", skip=0.5)
+
+
 def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
     return Arm(name, "rho", switch=switch, **{"k": 4, "plan": _filter, **options})
 
@@ -133,6 +138,7 @@ ARMS = {
             il_epochs=6,
             shortlist=0.6,
         ),
+        _annealed("annealed, by mean", **_FOLDED, plan=_by_mean),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, measured", part / 100, **_FOLDED, plan=_measured)
@@ -155,6 +161,7 @@ ARMS = {
         Arm("remembered, both", plan=_both),
         Arm("remembered, careful", plan=_careful),
         Arm("remembered, measured", plan=_measured),
+        Arm("remembered, by mean", plan=_by_mean),
         Arm(
             "remembered, skip alone",
             plan=lambda chance: Remembered(

@@ -254,11 +254,17 @@ def planned(plan: Plan) -> str:
     parts = []
     if plan.filter_from < 1:
         unless = f", if they are more than {plan.least:.0%}" if plan.least else ""
-        which = (
-            "rows whose label never had more probability than the share of wrong labels, which is measured,"
-            if plan.measured
-            else "rows that were never better than chance"
-        )
+        if plan.by == "mean":
+            which = (
+                "rows whose mean loss was highest, as many as were worse than chance or seem wrong,"
+            )
+        elif plan.measured:
+            which = (
+                "rows whose label never had more probability than the share of wrong labels, which is "
+                "measured,"
+            )
+        else:
+            which = "rows that were never better than chance"
         parts.append(f"{which} are left out from {plan.filter_from:.0%} on{unless}")
     if plan.skip:
         wrong = "of the labels are wrong" if plan.measured else "are left out"

@@ -113,10 +113,11 @@ class Planned(Sampler[int]):
             )
         if self._ranks > 1:
             self._put_together()
-        seen, recent = self.memory.seen.cpu(), self.memory.recent.cpu()
+        memory = self.memory
+        seen, recent, total = (kept.cpu() for kept in (memory.seen, memory.recent, memory.total))
         generator = step_generator(self.seed, EPOCHS + self.begun)
-        progress, notes = self.begun / self.passes, self.memory.notes
-        epoch = self.plan(Situation(progress, seen, recent, None, generator, notes))
+        progress = self.begun / self.passes
+        epoch = self.plan(Situation(progress, seen, recent, total, None, generator, memory.notes))
         check_epoch(epoch, len(seen))
         order = epoch.rows[torch.randperm(len(epoch.rows), generator=generator)]
         self._enter(order, epoch.weight, 0)
@@ -169,8 +170,7 @@ class Planned(Sampler[int]):
     def _move(self, device: torch.device) -> None:
         """Memory is where the losses are, so that nobody waits."""
         if self.memory.seen.device != device:
-            self.memory.seen = self.memory.seen.to(device)
-            self.memory.recent = self.memory.recent.to(device)
+            self.memory.move(device)
             self.weight = None if self.weight is None else self.weight.to(device)
 
     def _put_together(self) -> None:
@@ -181,12 +181,15 @@ class Planned(Sampler[int]):
                 "`torch.distributed.init_process_group` (or `rholoss.distributed.join`) before the first "
                 "pass."
             )
-        seen, recent = self.memory.seen, self.memory.recent
+        seen, recent, total = self.memory.seen, self.memory.recent, self.memory.total
         mine = seen > self._merged.to(seen.device)
-        told = torch.where(mine[:, None], recent, 0.0)
+        known = torch.cat([recent, total[:, None]], 1)
+        told = torch.where(mine[:, None], known, 0.0)
         changed = mine.to(torch.int32)
         dist.all_reduce(told)
         dist.all_reduce(changed)
         dist.all_reduce(seen, op=dist.ReduceOp.MAX)
-        recent.copy_(torch.where(changed[:, None] > 0, told, recent))
+        known = torch.where(changed[:, None] > 0, told, known)
+        recent.copy_(known[:, :-1])
+        total.copy_(known[:, -1])
         self._merged = seen.clone()

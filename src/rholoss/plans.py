@@ -57,6 +57,7 @@ class InfoBatch:
         return Epoch(everything[stays], weight)
 
 
+OF_A_ROW = ("lowest", "mean")
 UNSURE = 0.5  # doubt of so much says that nothing is learnt yet, not that labels are wrong
 CHANGE = 0.01  # of a share, below which it is level
 MOST_KNOWN = 0.9  # of the rows, before a change of theirs says something
@@ -98,6 +99,10 @@ class Remembered:
     Args:
         chance: the logarithm of the number of classes; None: the bound is what is measured alone.
         measured: False: the bound is `chance` alone.
+        by: what stands for a row. The 'lowest' of its last losses forgets: once wrong labels are known by
+            heart, they look right. The 'mean' of all its losses does not, in however long a run; but it
+            also holds what a row was before it was learnt, so that a model which is weak for its data, or
+            trains for few passes, leaves out hard rows that are right, too.
         least: nothing is left out unless more than this share of the rows was never better than chance
             (without `chance`: unless more is measured to be wrong). Rows that are hard and right are worth
             learning.
@@ -110,10 +115,14 @@ class Remembered:
     skip: float = 0.0
     skip_until: float = 0.85
     most: float = 0.2
+    by: str = "lowest"
 
     def __post_init__(self) -> None:
         for name in ("filter_from", "least", "skip", "skip_until", "most"):
             _check_share(name, getattr(self, name))
+        if self.by not in OF_A_ROW:
+            known = ", ".join(map(repr, OF_A_ROW))
+            raise RholossError(f"`by` is {self.by!r}, but must be one of {known}.")
         if self.chance is None and not self.measured:
             raise RholossError(
                 "`chance` must be given if `measured` is False; else there is no bound."
@@ -134,12 +143,16 @@ class Remembered:
             wrong, bound = self._by_chance(s)
         else:
             wrong, bound = 0.0, math.inf
-        stays = s.lowest <= bound
+        stays = self._of(s) <= bound
         skips = self.skip and s.progress < self.skip_until and wrong <= self.most
         if skips and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
         return Epoch(stays.nonzero().flatten())
+
+    def _of(self, s: Situation) -> Tensor:
+        """What stands for each row."""
+        return s.mean if self.by == "mean" else s.lowest
 
     def _measured(self, s: Situation) -> tuple[float, float]:
         """The share of wrong labels, and the bound: once one is found, it stays."""
@@ -149,14 +162,21 @@ class Remembered:
         believed = doubt if doubt < UNSURE else 0.0
         hopeless, chance = self._by_chance(s)
         wrong = max(believed, hopeless)
-        is_time = self._by_heart(s, hopeless) or s.progress >= self.filter_from
+        is_time = s.progress >= self.filter_from or (
+            self.by == "lowest" and self._by_heart(s, hopeless)  # the mean will still know
+        )
         # Doubt alone may have other reasons: smoothed labels, a model that is small. Chance has none.
         is_noise = self.least < (wrong if self.chance is None else hopeless) < UNSURE
         if not is_time or not is_noise:
             return doubt, math.inf
-        bound = min(chance, -math.log(believed) if believed else math.inf)
-        highest = s.lowest.sort(descending=True).values  # no more is above the bound than is wrong
-        bound = max(bound, float(highest[round(wrong * len(highest))]))
+        sure = -math.log(believed) if believed else math.inf
+        highest = self._of(s).sort(descending=True).values
+        if self.by == "lowest":  # no more is above the bound than is wrong
+            bound = max(min(chance, sure), float(highest[round(wrong * len(highest))]))
+        else:  # what is sure is said of the last losses: so many rows, but those of the highest mean
+            never = float((s.lowest > sure).float().mean())
+            num = round(max(min(never, believed), hopeless) * len(highest))
+            bound = float(highest[num - 1 : num + 1].mean()) if num else math.inf
         s.notes.update(wrong=wrong, bound=bound)
         return wrong, bound
 
@@ -175,7 +195,7 @@ class Remembered:
         """
         if self.chance is None:
             return 0.0, math.inf
-        hopeless = float((s.lowest > self.chance).float().mean())
+        hopeless = float((self._of(s) > self.chance).float().mean())
         return hopeless, self.chance if self.least < hopeless < UNSURE else math.inf
 
 

@@ -118,9 +118,12 @@ class Rows:
     def _planned(self, plan: Plan, progress: float, generator: Generator, weight: Tensor) -> Tensor:
         assert self.memory is not None
         ids = self.data.ids
-        seen, recent = self.memory.seen[ids].cpu(), self.memory.recent[ids].cpu()
-        notes = self.memory.notes
-        epoch = plan(Situation(progress, seen, recent, self._irreducible, generator, notes))
+        memory = self.memory
+        seen, recent, total = (
+            kept[ids].cpu() for kept in (memory.seen, memory.recent, memory.total)
+        )
+        known = Situation(progress, seen, recent, total, self._irreducible, generator, memory.notes)
+        epoch = plan(known)
         check_epoch(epoch, len(ids))
         weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight)
         return epoch.rows.cpu()
