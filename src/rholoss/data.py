@@ -93,7 +93,8 @@ class WithIndex(_View):
                 "`rholoss.Stream(shards, read, key=...)`, or put a stable key into each item yourself (a "
                 "dict item's 'index', or the first of a tuple)."
             )
-        self.dataset = _without_ids(dataset)
+        _check_can_have_ids(dataset)
+        self.dataset = without_ids(dataset)
         self.ids = ids_of_rows(dataset) if ids is None else _as_ids(ids)
         if len(self.ids) != len(dataset):
             raise RholossError(
@@ -139,25 +140,31 @@ def _ids_at(ids: Any, positions: Sequence[int]) -> list[Any]:
     return [int(index) for index in found] if isinstance(ids, np.ndarray) else found
 
 
-def _without_ids(dataset: Any) -> Any:
-    """The same rows, as items that carry no ids yet: they would come twice."""
-    if isinstance(dataset, WithIndex):
-        return dataset.dataset
+def without_ids(dataset: Any) -> Any:
+    """The same rows in the same order, as items that carry no id."""
+    if isinstance(dataset, (WithIndex, WithIrreducible)):
+        return without_ids(dataset.dataset)
+    if type(dataset) is Subset:  # a subclass may change the items
+        inner = without_ids(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    return dataset
+
+
+def _check_can_have_ids(dataset: Any) -> None:
+    """Raise where ids would come twice, or not be told apart."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     if isinstance(dataset, WithIrreducible):
         raise RholossError(
             "`dataset` is a `WithIrreducible` or a `Subset` of one, whose items carry their ids already; "
             "pass it to the loader as it is."
         )
-    if type(dataset) is Subset:  # a subclass may change the items
-        inner = _without_ids(dataset.dataset)
-        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
-    for part in getattr(dataset, "datasets", ()) if isinstance(dataset, ConcatDataset) else ():
-        if _without_ids(part) is not part:
-            raise RholossError(
-                "`dataset` is a `ConcatDataset` of data sets that carry ids already, each from 0 on; join "
-                "them first: `rholoss.WithIndex(ConcatDataset([a, b]))`."
-            )
-    return dataset
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    if any(without_ids(part) is not part for part in parts):
+        raise RholossError(
+            "`dataset` is a `ConcatDataset` of data sets that carry ids already, each from 0 on; join "
+            "them first: `rholoss.WithIndex(ConcatDataset([a, b]))`."
+        )
 
 
 def ids_of_rows(dataset: Any) -> Any:

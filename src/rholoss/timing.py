@@ -17,9 +17,10 @@ from torch.utils.data import default_collate
 
 from rholoss import core, data, losses
 from rholoss.core import Stats
+from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il.points import points_of, positive
-from rholoss.il.views import own_randomness, without_ids
+from rholoss.il.views import own_randomness
 from rholoss.methods import METHODS
 from rholoss.modes import PRECISIONS
 from rholoss.progress import Bar

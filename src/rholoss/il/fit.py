@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rholoss import losses
+from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il import files, split
 from rholoss.il.build import library_version
@@ -42,7 +43,7 @@ from rholoss.il.train import (
     new_optimizer,
     rows_to_visit,
 )
-from rholoss.il.views import own_randomness, without_ids
+from rholoss.il.views import own_randomness
 from rholoss.naming import code_hash, named
 from rholoss.progress import Bar, say
 

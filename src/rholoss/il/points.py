@@ -12,10 +12,11 @@ from torch import Generator, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rholoss import data as batch_data
+from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash
 from rholoss.il.ids import Ids, as_ids
-from rholoss.il.views import rows_inside, seed_all, without_ids
+from rholoss.il.views import rows_inside, seed_all
 from rholoss.naming import code_hash, named, without_addresses
 
 FETCHED_TWICE = 8

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rholoss import losses
+from rholoss.data import without_ids
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
 from rholoss.il.build import library_version
@@ -19,7 +20,7 @@ from rholoss.il.points import Loading, Points, about_model, code_of, content_of_
 from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
 from rholoss.il.train import Factory, Settings, fit_member, rows_to_visit
-from rholoss.il.views import own_randomness, root_of, without_ids
+from rholoss.il.views import own_randomness, root_of
 from rholoss.naming import code_hash, named
 from rholoss.progress import Bar
 from rholoss.streams import Stream

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from rholoss import data as batch_data
 from rholoss import losses
+from rholoss.data import without_ids
 from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
@@ -32,7 +33,7 @@ from rholoss.il.parts import Merged, Parts, entries_of, new_start
 from rholoss.il.points import Loading, Points, Rows, check_items
 from rholoss.il.score import evaluating, tell_unusable
 from rholoss.il.store import Irreducible
-from rholoss.il.views import ids_at, labels_of, own_randomness, root_of, without_ids
+from rholoss.il.views import ids_at, labels_of, own_randomness, root_of
 from rholoss.progress import Bar, say
 from rholoss.streams import Stream
 

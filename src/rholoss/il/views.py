@@ -44,16 +44,6 @@ def ids_at(dataset: Any, rows: np.ndarray) -> Any:
     return rows
 
 
-def without_ids(dataset: Any) -> Any:
-    """The same rows in the same order, as items that carry no id."""
-    if isinstance(dataset, (WithIndex, WithIrreducible)):
-        return without_ids(dataset.dataset)
-    if type(dataset) is Subset:  # a subclass may change the items
-        inner = without_ids(dataset.dataset)
-        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
-    return dataset
-
-
 def labels_of(dataset: Any) -> Any:
     """One label for each row, from the outermost view that has some; None if none has."""
     rows: np.ndarray | None = None  # all of them
