@@ -161,7 +161,7 @@ def _fit_rungs(
     values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
     for rows, fit in fits:
         values[:, rows] = torch.stack(fit.read())
-    bad = (~values[-1].isfinite()).nonzero().flatten()
+    bad = (~values[-1].isfinite()).nonzero().flatten().cpu().numpy()
     tell_unusable(len(bad), len(ids), f" (ids {shown(ids[bad[:6]].tolist())})")
     about: dict[str, Any] = {
         "loss": fits[0][1].loss,
