@@ -43,10 +43,10 @@ def test_a_rate_is_finite_and_not_negative(rate, says):
     assert made.total_steps == 30
 
 
-def test_a_cycle_that_is_over_trains_no_more():
-    rate = one_cycle(0.1, 10)
-    assert [rate(step) for step in (10, 11, 30)] == [0, 0, 0]
-    trainer(learning_rate=rate).train(30)
+def test_a_cycle_for_fewer_steps_than_the_run_has_is_refused():
+    assert one_cycle(0.1, 10)(10) == 0
+    with pytest.raises(RholossError, match=r"`one_cycle` was made for .*=10, .* step 11"):
+        trainer(learning_rate=one_cycle(0.1, 10))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "float16", torch.float16])

@@ -32,16 +32,18 @@ CHUNK = 25  # steps of one fit before the next has its turn
 
 
 def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[int], float]:
-    """A learning rate that rises to `peak` and then falls to zero, both along straight lines.
-
-    It stays at zero from `total_steps` on.
-    """
+    """A learning rate that rises to `peak` and then falls to zero, both along straight lines."""
     top = max(1, round(total_steps * warm_up))
 
     def rate(step: int) -> float:
+        if step > total_steps:
+            raise RholossError(
+                f"`one_cycle` was made for `total_steps`={total_steps}, but is asked for the rate of step "
+                f"{step}, when it is over; pass it as many steps as the run has."
+            )
         rising = (step + 1) / top
         falling = (total_steps - step) / max(1, total_steps - top)
-        return peak * max(0.0, min(rising, falling, 1.0))
+        return peak * min(rising, falling, 1.0)
 
     return rate
 
