@@ -265,7 +265,9 @@ def planned(plan: Plan) -> str:
             )
         else:
             which = "rows that were never better than chance"
-        parts.append(f"{which} are left out from {plan.filter_from:.0%} on{unless}")
+        looks = plan.measured and plan.by == "lowest" and plan.chance is not None
+        sooner = ", or sooner if wrong labels begin to be learnt by heart" if looks else ""
+        parts.append(f"{which} are left out from {plan.filter_from:.0%} on{sooner}{unless}")
     if plan.skip:
         wrong = "of the labels are wrong" if plan.measured else "are left out"
         unless = f", unless more than {plan.most:.0%} {wrong}" if plan.most < 1 else ""

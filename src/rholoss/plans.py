@@ -100,9 +100,10 @@ class Remembered:
         chance: the logarithm of the number of classes; None: the bound is what is measured alone.
         measured: False: the bound is `chance` alone.
         by: what stands for a row. The 'lowest' of its last losses forgets: once wrong labels are known by
-            heart, they look right. The 'mean' of all its losses does not, in however long a run; but it
-            also holds what a row was before it was learnt, so that a model which is weak for its data, or
-            trains for few passes, leaves out hard rows that are right, too.
+            heart, they look right; so it may act before `filter_from`, as said above. The 'mean' of all its
+            losses forgets slowly, and acts from `filter_from` on; it also holds what a row was before it was
+            learnt, so that in few passes, or with a model that is weak for its data, hard rows that are
+            right are left out, too.
         least: nothing is left out unless more than this share of the rows was never better than chance
             (without `chance`: unless more is measured to be wrong). Rows that are hard and right are worth
             learning.
@@ -163,7 +164,7 @@ class Remembered:
         hopeless, chance = self._by_chance(s)
         wrong = max(believed, hopeless)
         is_time = s.progress >= self.filter_from or (
-            self.by == "lowest" and self._by_heart(s, hopeless)  # the mean will still know
+            self.by == "lowest" and self._by_heart(s, hopeless)
         )
         # Doubt alone may have other reasons: smoothed labels, a model that is small. Chance has none.
         is_noise = self.least < (wrong if self.chance is None else hopeless) < UNSURE
