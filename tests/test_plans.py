@@ -188,6 +188,17 @@ def test_labels_that_are_known_by_heart_by_now_are_told_by_the_mean_of_all_visit
     assert torch.equal(rows, torch.arange(N // 10, N))
 
 
+def test_rows_that_stay_do_so_where_no_other_row_is_known_yet():
+    losses, seen = torch.full((N, 4), torch.nan), torch.zeros(N, dtype=torch.long)
+    losses[: N // 10], seen[: N // 10] = 4.0, 4
+    first = situation(0.5, losses, seen)
+    rows = Remembered(CHANCE, by="mean")(first).rows
+    losses[rows], seen[rows] = 0.5, 4  # in the next pass they are
+    then = replace(situation(0.6, losses, seen), notes=first.notes)
+    assert torch.equal(rows, torch.arange(N // 10, N))
+    assert torch.equal(Remembered(CHANCE, by="mean")(then).rows, rows)
+
+
 def test_a_row_that_stays_is_not_left_out_for_a_loss_that_is_a_little_higher():
     losses = torch.full((N, 4), 0.1)
     losses[: N // 10] = 4.0

@@ -171,7 +171,7 @@ class Remembered:
         if not is_time or not is_noise:
             return doubt, math.inf
         sure = -math.log(believed) if believed else math.inf
-        highest = self._of(s).sort(descending=True).values
+        highest = self._of(s).clamp(min=0.0).sort(descending=True).values  # unknown rows come last
         if self.by == "lowest":  # no more is above the bound than is wrong
             bound = max(min(chance, sure), float(highest[round(wrong * len(highest))]))
         else:  # what is sure is said of the last losses: so many rows, but those of the highest mean

@@ -68,7 +68,7 @@ def _check_same(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def check_decides(saved: Mapping[str, Any], own: Mapping[str, Any], within: str = "") -> None:
-    """`check_state` for what decides on a choice. An older state does not tell it, nor does each source."""
+    """Raise unless what a choice follows from is the same. Older states, and some sources, do not tell it."""
     for name, value in own.items():
         if isinstance(value, Mapping):
             check_decides(saved.get(name) or {}, value, f"[{name!r}]")

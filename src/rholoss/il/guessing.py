@@ -46,6 +46,11 @@ def mean_and_guess(il: Irreducible, most: int = SAMPLED) -> tuple[float, float |
     return mean, guessing_loss(labels, il.meta.get("loss"))
 
 
+def hardly_better(mean: float, guess: float | None) -> bool:
+    """Whether a model of that mean loss has learnt next to nothing; a mean that is not known has not."""
+    return guess is not None and not mean <= HARDLY * guess
+
+
 def beside(mean: float, guess: float | None) -> str:
     """The mean loss beside that of a guess."""
     known = "" if guess is None else f" (a guess by the classes' shares: {guess:.4f})"
@@ -54,7 +59,7 @@ def beside(mean: float, guess: float | None) -> str:
 
 def told(mean: float, guess: float | None) -> str:
     """The mean loss beside that of a guess; with a word of warning where they are close."""
-    if guess is None or mean <= HARDLY * guess:
+    if not hardly_better(mean, guess):
         return beside(mean, guess)
     return (
         f"{beside(mean, guess)}. Hardly better than guessing, so these losses are no guide to what can be "
@@ -65,5 +70,5 @@ def told(mean: float, guess: float | None) -> str:
 def tell_useless(il: Irreducible, stacklevel: int = 3) -> None:
     """Warn if fitted losses are hardly better than those of a guess."""
     mean, guess = mean_and_guess(il)
-    if told(mean, guess) != beside(mean, guess):
+    if hardly_better(mean, guess):
         warnings.warn(f"Irreducible losses: {told(mean, guess)}.", stacklevel=stacklevel)
