@@ -38,7 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=float, default=math.inf, help="no run that would not be through by then"
     )
-    parser.add_argument("--side-by-side", type=int, default=6, help="runs at a time")
+    parser.add_argument(
+        "--side-by-side",
+        type=int,
+        help="runs at a time; by default 6, and one in each of several processes",
+    )
     parser.add_argument(
         "--processes", type=int, default=1, help="that share the runs, each with so many at a time"
     )
@@ -104,8 +108,10 @@ def _run(a: argparse.Namespace) -> None:
     from experiments.bench.run import Bench, missing, run
 
     bench, cells = Bench(a.data), _cells(a)
+    # Processes fill the device by one run each; and what is under way when time is up is lost.
+    side_by_side = a.side_by_side or (6 if a.claims is None else 1)
     known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
-    more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": a.side_by_side, "known": known}
+    more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": side_by_side, "known": known}
     if a.claims is not None:
         from experiments.bench.preparation import Preparation  # not on Windows: it locks files
 

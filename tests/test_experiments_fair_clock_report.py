@@ -63,8 +63,10 @@ def test_the_rho_type_arm_that_stands_for_them_is_chosen_by_tuning_alone():
     lines += [line("annealed", 10, labels=sets[0], lr=6e-3)]  # its other rate is the better one
     lines += [line("rho k=5", 98, labels=sets[0])]  # not tuned on every set
     lines += [line("remembered", 100, labels=labels, split="final") for labels in sets]
+    lines += [line("annealed 15 %, measured", 90, labels=labels) for labels in sets]  # by hand
     assert tuned_best(lines) == ("annealed", 82)
     assert "**annealed** has the highest mean (82.00)" in page(lines, None)
+    assert "fixed by hand, annealed 15 %, measured is first (90.00)." in page(lines, None)
     assert tuned_best(lines[:3]) is None
     assert "has the highest mean" not in page(lines[:3], None)
 

@@ -66,7 +66,7 @@ def test_processes_share_the_runs_and_fit_nothing_twice(made, monkeypatch):
 
     monkeypatch.setattr(processes, "share", later)
     monkeypatch.setattr(irreducible, "fit", lambda *a, **k: fits.append(a) or fit(*a, **k))
-    command.main([*made.words, "--processes", "2", "--side-by-side", "1", "--limit", "600"])
+    command.main([*made.words, "--processes", "2", "--limit", "600"])
     assert others == [True]
     assert len(made.started) == 2
     runs = [(line["method"], line["seed"]) for line in lines_below(made.out)]
@@ -135,6 +135,15 @@ def test_a_process_that_has_nothing_else_waits_for_another(made, monkeypatch):
     assert finished == 2
     assert slept == [run_module.AGAIN] * 2
     assert [line["method"] for line in lines_below(made.out)] == ["uniform", "rho"]
+
+
+@pytest.mark.parametrize(
+    ("more", "at_a_time"),
+    [([], {6}), (["--processes", "2"], {1}), (["--processes", "2", "--side-by-side", "3"], {3})],
+)
+def test_runs_at_a_time(made, more, at_a_time):
+    command.main([*made.words, *more])
+    assert {line["side_by_side"] for line in lines_below(made.out)} == at_a_time
 
 
 def test_what_is_there_is_not_shared_out_again(made):

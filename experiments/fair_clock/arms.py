@@ -45,6 +45,11 @@ class Arm:
         )
 
     @property
+    def by_hand(self) -> bool:
+        """Whether the share of steps that score is fixed by hand: such arms are there to judge the others."""
+        return self.scores and self.switch is not None and self.switch < 1
+
+    @property
     def scores(self) -> bool:
         return self.method != "uniform"
 

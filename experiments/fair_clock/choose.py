@@ -47,11 +47,12 @@ def _means(
 
 
 def tuned_best(
-    lines: Iterable[Mapping[str, Any]], among: Container[str] = ARMS
+    lines: Iterable[Mapping[str, Any]], among: Container[str] = ARMS, by_hand: bool = False
 ) -> tuple[str, float] | None:
     """The RHO-type arm of the main race that tuning puts first, with its mean over the label sets.
 
-    Of those that were tuned on every label set; None if none was.
+    Of those that were tuned on every label set; None if none was. A switch must not need a user who knows
+    the data, so that arms whose switch is fixed by hand are passed over, unless `by_hand`: then only they.
     """
     race, means = Cell("", "", 0, 0.0, 0).race, _means(lines, None, None)
     scores = {
@@ -59,6 +60,7 @@ def tuned_best(
         for name, arm in ARMS.items()
         if name in among
         and arm.rho_type
+        and arm.by_hand == by_hand
         and all((race, labels, name) in means for labels in LABELS["cifar10"])
     }
     if not scores:

@@ -285,6 +285,12 @@ def _until_then(lines: Sequence[Line], first: str) -> str:
     return f" It has no final runs yet; of those that have, **{best[0]}** is first ({best[1]:.2f})."
 
 
+def _fixed(lines: Sequence[Line]) -> str:
+    """What the arms have whose switch is fixed by hand."""
+    best = tuned_best(lines, by_hand=True)
+    return "" if best is None else f" Of those fixed by hand, {best[0]} is first ({best[1]:.2f})."
+
+
 def page(lines: Sequence[Line], curves: Path | None) -> str:
     """Everything that was run, and what was not."""
     shown = [arm for name, arm in ARMS.items() if any(line["arm"] == name for line in lines)]
@@ -303,9 +309,9 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
     first = tuned_best(lines)
     if first is not None:
         text += [
-            f"Of the RHO-type arms that were tuned on every label set, **{first[0]}** has the highest mean "
-            f"({first[1]:.2f}): it is the one that stands for them, whatever the test set says of others."
-            + _until_then(lines, first[0]),
+            "Of the RHO-type arms that find their switch themselves and were tuned on every label set, "
+            f"**{first[0]}** has the highest mean ({first[1]:.2f}): it is the one that stands for them, "
+            "whatever the test set says of others." + _until_then(lines, first[0]) + _fixed(lines),
             "",
         ]
     if curves is not None:
