@@ -4,11 +4,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from fixtures_race import tiny_race
 
 from experiments import records
 from experiments.fair_clock.arms import Cell
 from experiments.fair_clock.race import run
+from experiments.fair_clock.visits import Visits, main, replay
+from rholoss.engine import RandomShare, Remembered
+from rholoss.memory import Memory, Situation
 
 
 @pytest.fixture
@@ -36,3 +40,30 @@ def test_visits_are_kept_where_they_are_asked_for(tiny, tmp_path):
         next(records.read(tmp_path / f"{name}.jsonl")) for name in ("without", "with")
     )
     assert without["loss"] == kept_line["loss"]  # the run is the same
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Eight passes over 1,000 rows of which a tenth is wrong, and known by heart from the sixth on."""
+    memory, plan, notes = Memory(1000, torch.device("cpu")), Visits(RandomShare(1.0)), {}
+    wrong = np.arange(1000) < 100
+    for number in range(8):
+        state = (memory.seen, memory.recent, memory.total, None, torch.Generator(), notes)
+        plan(Situation(number / 8, *state))
+        losses = torch.full((1000,), 0.1) + 0.01 * number
+        losses[:100] = 4.0 + 0.01 * number if number < 5 else 0.05 * number
+        memory.record(torch.arange(1000), losses)
+    return plan.save(tmp_path / "made.npz", wrong=wrong)
+
+
+def test_a_plan_is_asked_what_it_would_have_left_out(recording, capsys):
+    found = replay(recording, Remembered(2.3))
+    assert (found["pass"], found["progress"]) == (4, 0.5)  # half of the steps; after four visits
+    assert found["left_out"] == pytest.approx(0.1)
+    assert found["precision"] == found["recall"] == 1
+    assert replay(recording, Remembered(2.3, filter_from=0.75)) is None  # none is left to be told
+    main([str(recording)])
+    told = (
+        "10.0% in pass 4 (50% of the steps), 12.2% told; 100.0% of them wrong, 100.0% of the wrong"
+    )
+    assert f"  Remembered(log(10)): {told}" in capsys.readouterr().out

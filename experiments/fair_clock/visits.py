@@ -1,13 +1,23 @@
-"""The losses of every visit of a run, kept beside its line: what rules that read them are made from."""
+"""The losses of every visit of a run, kept beside its line: what rules that read them are made from.
+
+    python -m experiments.fair_clock tune --visits DIR --arms "uniform, remembering" ...
+    python -m experiments.fair_clock.visits DIR/*.npz
+
+The second asks plans what they would have left out of the recorded runs, when, and whether rightly.
+"""
 
 from __future__ import annotations
 
+import argparse
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from rholoss.engine import Plan
-from rholoss.memory import Epoch, Situation
+from rholoss.engine import Plan, Remembered
+from rholoss.memory import Epoch, Memory, Situation
 
 
 class Visits:
@@ -32,3 +42,60 @@ class Visits:
                 file, last=np.stack(self.last), progress=np.array(self.progress), wrong=wrong
             )
         return temporary.replace(path)
+
+
+def replay(path: Path, plan: Plan) -> dict[str, Any] | None:
+    """The first pass in which a plan would have left rows out for good, and which; None if in none.
+
+    Of a run that trains on all rows in each pass. What would have come of it is not in the recording.
+    """
+    with np.load(path) as kept:
+        last, progress, wrong = kept["last"], kept["progress"], torch.as_tensor(kept["wrong"])
+    memory, generator = Memory(len(wrong), torch.device("cpu")), torch.Generator()
+    for number, (losses, done) in enumerate(zip(last, progress, strict=True)):
+        before = last[number - 1] if number else losses
+        visited = torch.as_tensor(np.isfinite(losses) & (losses != before)).nonzero().flatten()
+        memory.record(visited, torch.as_tensor(losses.astype(np.float32))[visited])
+        seen, recent, total, notes = memory.seen, memory.recent, memory.total, memory.notes
+        rows = plan(Situation(float(done), seen, recent, total, None, generator, notes)).rows
+        if "bound" in memory.notes:
+            out = torch.ones(len(wrong), dtype=torch.bool)
+            out[rows] = False
+            return {
+                "pass": number,
+                "progress": float(done),
+                "told": memory.notes["wrong"],
+                "left_out": float(out.float().mean()),
+                "precision": float(wrong[out].float().mean()),
+                "recall": float(out[wrong].float().mean()),
+            }
+    return None
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="recordings")
+    parser.add_argument("--classes", type=int, default=10, help="from which chance is known")
+    a = parser.parse_args(words)
+    chance = math.log(a.classes)
+    plans = {
+        "Remembered()": Remembered(),
+        f"Remembered(log({a.classes}))": Remembered(chance),
+        f"Remembered(log({a.classes}), by='mean')": Remembered(chance, by="mean"),
+    }
+    for path in a.files:
+        print(path.stem)
+        for name, plan in plans.items():
+            found = replay(path, plan)
+            told = "nothing" if found is None else (
+                f"{found['left_out']:.1%} in pass {found['pass']} ({found['progress']:.0%} of the steps), "
+                f"{found['told']:.1%} told; {found['precision']:.1%} of them wrong, "
+                f"{found['recall']:.1%} of the wrong ones"
+            )  # fmt: skip
+            print(f"  {name}: {told}")
+
+
+if __name__ == "__main__":
+    main()

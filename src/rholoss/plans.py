@@ -61,6 +61,7 @@ OF_A_ROW = ("lowest", "mean")
 UNSURE = 0.5  # doubt of so much says that nothing is learnt yet, not that labels are wrong
 CHANGE = 0.01  # of a share, below which it is level
 MOST_KNOWN = 0.9  # of the rows, before a change of theirs says something
+BORNE_OUT = 3.0  # times the share of hopeless rows: more doubt than that is a weak model's
 
 
 def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
@@ -160,8 +161,9 @@ class Remembered:
         if "bound" in s.notes:
             return s.notes["wrong"], s.notes["bound"]
         doubt = wrong_labels(s.last[s.seen > 0])
-        believed = doubt if doubt < UNSURE else 0.0
         hopeless, chance = self._by_chance(s)
+        most = UNSURE if self.chance is None else min(UNSURE, BORNE_OUT * hopeless)
+        believed = doubt if doubt < most else 0.0
         wrong = max(believed, hopeless)
         is_time = s.progress >= self.filter_from or (
             self.by == "lowest" and self._by_heart(s, hopeless)
