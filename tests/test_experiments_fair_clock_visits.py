@@ -1,6 +1,7 @@
 """The losses of every visit: kept as they were seen, beside the line, with the labels that are wrong."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def test_visits_are_kept_where_they_are_asked_for(tiny, tmp_path):
     tiny.visits = tmp_path / "visits"
     run(tiny, [cell], tmp_path / "with.jsonl")
     (path,) = tiny.visits.iterdir()
+    assert re.fullmatch(r"labels_noise_10_arm_random_half_[\w.-]+\.npz", path.name)
     kept = np.load(path)
     data, _ = tiny.data(cell)
     passes, rows = kept["last"].shape

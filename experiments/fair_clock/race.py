@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -272,7 +273,7 @@ class Running:
         if folder is not None and isinstance(plan, Visits):
             given = self.race.data(self.cell)[0]
             true = self.race.clean[given.ids.cpu().numpy()]
-            name = self.cell.key().replace("|", ",").replace(" ", "_").replace("_%", "")
+            name = re.sub(r"[^\w.-]+", "_", self.cell.key())
             plan.save(folder / f"{name}.npz", wrong=given.targets.cpu().numpy() != true)
 
     def record(self) -> dict[str, Any]:

@@ -88,17 +88,20 @@ class Remembered:
     *Learnable?* From the share `filter_from` of the steps on, a row is left out if all of its last losses
     were above a bound. The bound is measured: how sure the model is of its surest rows tells the share of
     wrong labels (`wrong_labels`), and a label that never had more probability than that share is taken for
-    one of them. If more rows were never better than `chance`, those are left out. It is measured once,
-    since what is left afterwards looks cleaner; and before `filter_from`, if rows that were never better
-    than chance become fewer after they had become more: then wrong labels are being learnt by heart. Where
-    half of the rows were never better than chance, nothing is learnt yet, and nothing is left out.
+    one of them. If more rows were never better than `chance`, those are left out; these alone, if the doubt
+    is more than three times their share, for then it is that of a model which has not learnt its easy rows.
+    It is measured once, since what is left afterwards looks cleaner; and before `filter_from`, if rows that
+    were never better than chance become fewer after they had become more: then wrong labels are being
+    learnt by heart. Where half of the rows were never better than chance, nothing is learnt yet, and nothing
+    is left out.
 
     *Not yet learnt?* Up to the share `skip_until` of the steps, a row whose last loss is below the mean is
     left out of a pass with probability `skip`; but not where more than the share `most` of the labels is
     wrong, for what is not learnt is then mostly wrong.
 
     Args:
-        chance: the logarithm of the number of classes; None: the bound is what is measured alone.
+        chance: the logarithm of the number of classes. None: the bound is what is measured alone, which on
+            data that is hard or hardly learnt takes rows for wrong that are right.
         measured: False: the bound is `chance` alone.
         by: what stands for a row. The 'lowest' of its last losses forgets: once wrong labels are known by
             heart, they look right; so it may act before `filter_from`, as said above. The 'mean' of all its
