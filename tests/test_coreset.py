@@ -89,3 +89,11 @@ def test_empty_data_set():
     empty = TensorDataset(torch.zeros(0), torch.zeros(0, dtype=torch.long))
     with pytest.raises(RholossError, match="The data set is empty"):
         coreset(Confidence(), rho.WithIndex(empty), progress=False)
+
+
+def test_methods_that_a_part_of_the_data_cannot_be_chosen_by():
+    data, proxy = TensorDataset(torch.randn(40, 4), torch.zeros(40).long()), nn.Linear(4, 2)
+    with pytest.raises(RholossError, match=r"'bald' compares the draws .* `draws` is 1"):
+        rho.coreset(proxy, data, method="bald", progress=False)
+    with pytest.raises(RholossError, match=r"'grad_norm_is' samples rows by importance"):
+        rho.coreset(proxy, data, method="grad_norm_is", progress=False)

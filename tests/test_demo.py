@@ -297,6 +297,8 @@ def test_summary_counts_steps_to_uniforms_final_accuracy():
     assert found.rows["uniform"].seconds == pytest.approx(1.0)
     assert found.rows["rho"].wrong_first == pytest.approx(0.02)
     assert found.rows["rho"].wrong == pytest.approx(0.07)
+    few = {"accuracy": [0.1, 0.2, 0.5, 0.7], "wrong_by_epoch": [0.1, 0.1]}  # steps of an epoch
+    assert summary.final_accuracy(few) == pytest.approx(0.6)
 
 
 def test_findings_follow_the_numbers():

@@ -114,3 +114,11 @@ def test_the_command_says_it_once(tmp_path):
     assert "a guess by the classes' shares" in said.stdout
     assert said.stderr.startswith("Warning: Irreducible losses: mean ")
     assert said.output.count("Hardly better than guessing") == 1
+
+
+def test_a_model_that_nobody_fitted_is_told_when_it_scores():
+    torch.manual_seed(0)
+    x = torch.randn(200, 4)
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    with pytest.warns(UserWarning, match=r"Hardly better than guessing.*check the model's weights"):
+        rho.score_irreducible(torch.nn.Linear(4, 2), data, progress=False)

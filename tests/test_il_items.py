@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from rholoss import progress
 from rholoss.data import WithIndex
-from rholoss.errors import RholossError, StoreError
+from rholoss.errors import IdentityMismatchError, RholossError, StoreError
 from rholoss.il.fit import score_irreducible
+from rholoss.il.hashing import content_hash
 from rholoss.il.store import Irreducible
 
 
@@ -259,3 +260,58 @@ def test_scoring_may_take_more_rows_at_a_time_than_training(folds, tmp_path):
     assert (False, 50 if folds else 100) in sizes
     with pytest.raises(RholossError, match=r"`score_batch_size` .* 0"):
         quick(small, train, folds=2, score_batch_size=0)
+
+
+def test_two_rows_with_one_id_are_refused_and_one_row_drawn_twice_is_not():
+    data = blobs(40, 0)
+    names = [f"img{row % 20}.jpg" for row in range(40)]  # of two folders
+    for call in (
+        lambda both: score_irreducible(small(), both, progress=False),
+        lambda both: quick(small, both, folds=2),
+    ):
+        with pytest.raises(RholossError, match=r"20 rows of .* another row has, too: 'img0.jpg'"):
+            call(WithIndex(data, ids=names))
+    twice = score_irreducible(small(), Subset(WithIndex(data), [0, 1, 1, 2]), progress=False)
+    assert twice.lookup([0, 1, 2]).isfinite().all()
+
+
+class Record:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_objects_are_told_apart_by_what_they_hold(tmp_path):
+    def loss(model, batch):
+        return batch
+
+    def collated(items):
+        return torch.stack([item["what"].x.sum() for item in items])
+
+    own = {"loss": loss, "collate_fn": collated, "progress": False}
+    values = torch.randn(30, 4)
+    items = Items([{"what": Record(x), "file": tmp_path / str(i)} for i, x in enumerate(values)])
+    il = score_irreducible(nn.Linear(1, 1), items, out=tmp_path / "il", **own)
+    assert il.compare(items) == "content"
+    for changed in (
+        [{**item, "what": Record(item["what"].x + 1)} for item in items.items],
+        [{**item, "file": tmp_path / "other"} for item in items.items],
+    ):
+        with pytest.raises(IdentityMismatchError):
+            il.compare(Items(changed))
+    moved = [{**item, "file": tmp_path / "moved" / item["file"].name} for item in items.items]
+    assert il.compare(Items(moved)) == "content"
+
+    class Fresh(Items):
+        def __getitem__(self, row):
+            return {"what": Record(torch.randn(4))}
+
+    with pytest.raises(RholossError, match="augmented at random"):
+        score_irreducible(nn.Linear(1, 1), Fresh(values), **own)
+
+
+def test_an_object_that_holds_itself_has_a_hash():
+    one, other = Record(1), Record(1)
+    one.me, other.me = one, other
+    assert content_hash(one) == content_hash(other)
+    other.x = 2
+    assert content_hash(one) != content_hash(other)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from test_il_fit import blobs, quick, sgd, small
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset, default_collate
 from rholoss.errors import StoreError
 from rholoss.il import fit as fit_module
 from rholoss.il.fit import score_irreducible
+from rholoss.il.partial import Partial
 from rholoss.il.store import Irreducible
 from rholoss.il.train import fit_member
 
@@ -304,3 +306,39 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
     assert (counter.trained, counter.scored) == (0, 32)
     assert torch.equal(il.dense, quick(small, data, loss=Watched(), **RESUMED).dense)
     assert not (out / "partial").exists()
+
+
+def test_the_work_of_two_processes_is_not_mixed_up(tmp_path):
+    """The second began when the first had done two batches; both were cut off."""
+    one, rows = Partial(tmp_path, {"work": 1}, 4), np.arange(24, dtype=np.float32)
+    for first in (0, 4):
+        one.append("model", first, rows[first : first + 4], 1.0)
+    two = Partial(tmp_path, {"work": 1}, 4)
+    for first, who in ((8, one), (8, two), (12, one), (12, two), (20, two)):
+        who.append("model", first, rows[first : first + 4], 1.0)
+    found = Partial(tmp_path, {"work": 1}, 4).records("model")
+    assert found["loss"].reshape(-1).tolist() == rows[:16].tolist()  # 16 to 19 are missing
+    assert found["seconds"].sum() == 4
+
+
+class Prepared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def prepare(self, x):
+        return x
+
+    def forward(self, x):
+        return self.inner(self.prepare(x))
+
+
+def test_work_with_other_code_in_a_method_is_done_again(tmp_path, monkeypatch):
+    data, model, watched = blobs(80, 0), Prepared(), Watched(stop_after=32)
+    options = {"batch_size": 8, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        score_irreducible(model, data, loss=watched, out=tmp_path / "il", **options)
+    monkeypatch.setattr(Prepared, "prepare", lambda self, x: x / 255)
+    found = score_irreducible(model, data, loss=Watched(), out=tmp_path / "il", **options)
+    fresh = score_irreducible(model, data, loss=Watched(), **options)
+    assert torch.equal(found.values, fresh.values)

@@ -1,5 +1,7 @@
 """Folds go by id; each id is scored by a model that was not trained on it."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -108,3 +110,29 @@ def test_overlap_of_holdout_and_score_is_a_warning_only_for_views_of_one_data_se
     (member,) = split.holdout(Subset(other, [2, 3, 4]), points, 0)
     assert member.train.tolist() == [0, 1, 2]
     assert member.score.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_that_holdout_and_training_set_share_are_found_if_each_was_made_anew():
+    def made(rows, labels=None):
+        x, y = torch.randn(60, 2), torch.arange(60) % 3
+        return Subset(TensorDataset(x, y if labels is None else labels), rows)
+
+    with pytest.warns(
+        UserWarning, match=r"20 of the 40 points .* seem to be .* also in the holdout"
+    ):
+        split.holdout(made(range(20, 60)), points_of(made(range(40)), "score"), 0)
+    others = [
+        made(range(20, 60), labels=torch.arange(60) % 4),
+        made(range(40, 60)),
+        TensorDataset(torch.randn(60, 2)),  # no labels to compare
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in others:
+            split.holdout(other, points_of(made(range(40)), "score"), 0)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_seeds_that_are_none(seed):
+    with pytest.raises(RholossError, match="`seed` is"):
+        split.folds([1, 2, 3], 2, seed)

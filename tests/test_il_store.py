@@ -1,8 +1,10 @@
 """The store: looked up by id, opened without reading, written so that a crash leaves the old one."""
 
+import copy
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -164,10 +166,15 @@ def test_overwriting_replaces_the_store_and_leaves_no_litter(tmp_path):
     path = tmp_path / "il"
     Irreducible.from_losses([1.0, 2.0]).save(path)
     old = Irreducible.load(path)
-    (path / "loss-0123456789abcdef.f32").write_bytes(b"left by a run that was killed")
-    (path / "meta-0123456789abcdef.tmp").write_bytes(b"{")
+    for name in ("loss-0123456789abcdef.f32", "meta-0123456789abcdef.tmp"):
+        (path / name).write_bytes(b"left by a run that was killed")
+        os.utime(path / name, (0, time.time() - 2 * files.LEFT_BEHIND))
+    young = path / "loss-0123456789abcdee.f32"  # may be that of another process, at work
+    young.write_bytes(b"")
     Irreducible.from_losses([3.0]).save(path)
     assert Irreducible.load(path).lookup([0]).tolist() == [3.0]
+    assert young.exists()
+    young.unlink()
     assert sorted(name[:4] for name in contents(path)) == ["loss", "meta"]
     assert old.lookup([0, 1]).tolist() == [1.0, 2.0]  # who had it open still has it
     old.save(path)
@@ -189,6 +196,7 @@ from rholoss.il import files
 from rholoss.il.store import Irreducible
 
 path = Path(sys.argv[1])
+files.LEFT_BEHIND = -1  # nobody else is at work
 old, new = np.full(5000, 1.0), np.full(7000, 2.0)
 
 def in_child(work):
@@ -331,3 +339,51 @@ def test_places_that_are_no_store(tmp_path):
     ):
         Irreducible.load(tmp_path / "cut")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "file"]
+
+
+def test_of_two_that_save_at_once_one_is_there(tmp_path, monkeypatch):
+    """The second saves when the first has written its files, and before that one is known by meta.json."""
+    path, write = tmp_path / "il", files.write_file
+    Irreducible.from_losses([0.0]).save(path)
+
+    def between(name, writer):
+        write(name, writer)
+        if name.name.startswith("meta-") and not done:
+            done.append(name)
+            Irreducible.from_losses([2.0]).save(path)
+
+    done = []
+    monkeypatch.setattr(files, "write_file", between)
+    Irreducible.from_losses([1.0]).save(path)
+    assert done
+    assert Irreducible.load(path).lookup([0]).tolist() == [1.0]
+
+
+def test_a_loaded_table_is_copied_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "il"
+    Irreducible.from_losses([1.0, 2.0]).save(path)
+    monkeypatch.chdir(tmp_path)
+    il = Irreducible.load("il")
+    monkeypatch.chdir("/")
+    assert copy.deepcopy(il).values.tolist() == [1.0, 2.0]
+    il.save(path)  # under other file names
+    assert copy.deepcopy(il).values.tolist() == [1.0, 2.0]
+    il.values[0] = 7.0
+    assert copy.deepcopy(il).values.tolist() == [7.0, 2.0]
+    assert Irreducible.load(path).values.tolist() == [1.0, 2.0]
+    il.values = torch.tensor([8.0, 9.0])
+    assert pickle.loads(pickle.dumps(il)).values.tolist() == [8.0, 9.0]
+
+
+def test_meta_holds_numbers_of_any_make_and_refuses_the_rest(tmp_path):
+    Irreducible.from_losses([1.0], seconds=np.float32(3), note=np.arange(2)).save(tmp_path / "il")
+    meta = Irreducible.load(tmp_path / "il").meta
+    assert (meta["seconds"], meta["note"]) == (3.0, [0, 1])
+    with pytest.raises(StoreError, match=r"cannot hold .*object.*Nothing was written"):
+        Irreducible.from_losses([1.0], note=object()).save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_file_names_that_are_not_text_are_ids_too():
+    key = os.fsdecode(b"caf\xe9.jpg")
+    assert Irreducible.from_losses([1.0, 2.0], ids=[key, "b"]).lookup(["b", key]).tolist() == [2, 1]

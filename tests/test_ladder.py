@@ -208,3 +208,11 @@ def test_what_the_engine_chooses_follows_the_rung(device, overlap):
     assert low[chosen[:100]].all()
     assert not low[chosen[101:]].any()  # what was overlapped had been chosen before
     assert low[chosen[100]].all() == overlap
+
+
+def test_what_is_dropped_goes_by_the_rung_that_it_stands_on():
+    young = torch.rand(1000) * 10 + 5
+    ladder = rho.Ladder([young, young - 5])
+    before = ladder.threshold(0.3)
+    assert ladder.climb(-4.0)
+    assert ladder.threshold(0.3) == pytest.approx(before - 5, abs=1e-4)

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import math
 
 import pytest
@@ -240,3 +241,22 @@ def test_a_run_on_a_gpu_waits_for_it_at_marks_and_pauses(monkeypatch):
     ledger.mark(0.2)
     with ledger.paused():
         assert waited == [gpu, gpu]
+
+
+def test_figures_that_are_none_do_not_decide():
+    base, own = Ledger(), Ledger()
+    own.marks = [(5, 3.0, 0.95)]
+    for marks in ([(10, 5.0, math.nan), (20, 10.0, 0.9)], [(20, 10.0, 0.9), (30, 15.0, math.nan)]):
+        base.marks = marks
+        verdict = own.verdict(base)
+        assert (verdict.target, verdict.baseline_seconds, verdict.paid) == (0.9, 10.0, True)
+
+
+def test_the_log_of_a_baseline_tells_what_its_irreducible_losses_cost(tmp_path):
+    base = Ledger(il_seconds=200.0, il_runs=2)
+    path = tmp_path / "base.jsonl"
+    path.write_text(json.dumps(base.mark(0.9)) + "\n")
+    own = Ledger()
+    own.marks = [(10, 50.0, 0.95)]
+    assert own.verdict(path).baseline_seconds == own.verdict(base).baseline_seconds >= 100
+    assert own.verdict(path).paid

@@ -90,3 +90,9 @@ def test_the_hash_is_the_same_in_another_process():
         [sys.executable, "-c", ELSEWHERE, folder], capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == here
+
+
+def test_constants_that_a_function_reads_are_part_of_what_it_does():
+    text = "SMOOTH = {}\ndef loss(model, batch):\n    return SMOOTH * model(batch)"
+    assert code_hash(defined(text.format(0.5))) == code_hash(defined(text.format(0.5)))
+    assert code_hash(defined(text.format(0.5))) != code_hash(defined(text.format(0.0)))

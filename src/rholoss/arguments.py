@@ -64,10 +64,8 @@ def tell_other_loss(method: Method, source: Source | None, loss: Any, stacklevel
     then, now = (meta.get("loss"), meta.get("loss_code")), (named(loss), code_hash(loss))
     if not all(name in TASKS or code is not None for name, code in (then, now)):
         return
-    short = [
-        str(name).rpartition(".")[2] for name, _ in (then, now)
-    ]  # it may live in another module now
-    same = short[0] == short[1] or (then[1] == now[1] is not None)
+    # A task is known by its name, a function by what it does: it may live in another module now.
+    same = then[0] == now[0] if None in (then[1], now[1]) else then[1] == now[1]
     if not same and {"loss", "irreducible_loss"} <= method.needs:
         warnings.warn(
             f"The irreducible losses were measured with loss={then[0]!r}, but candidates are scored with "

@@ -54,6 +54,11 @@ def coreset(
             f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
             "`fit_irreducible` returned."
         )
+    if method.needs >= core.MONTE_CARLO and draws < 2:
+        raise RholossError(
+            f"The method {method.name!r} compares the draws of Monte-Carlo dropout, but `draws` is {draws}; "
+            "pass draws=10, and a proxy with dropout."
+        )
     indexed = dataset if isinstance(dataset, data.WithIndex) else data.WithIndex(dataset)
     if len(indexed) == 0:
         raise RholossError("The data set is empty, so nothing can be chosen from it.")
@@ -62,6 +67,11 @@ def coreset(
     stats = _measure_all(proxy, loader, scorer, method, irreducible, progress)
     k = core.num_selected(len(indexed), keep)
     selection, score_N = core.choose(method, stats, k, core.step_generator(seed, 0))
+    if selection.weight is not None:
+        raise RholossError(
+            f"The method {method.name!r} samples rows by importance, some of them more than once, which is "
+            "for training with weights and not for a part of the data; take 'grad_norm' or another method."
+        )
     num_finite = int(score_N.isfinite().sum())
     if num_finite < k:
         raise TooFewFiniteScoresError(

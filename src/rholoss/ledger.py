@@ -186,7 +186,8 @@ class Ledger:
         """Note a figure of merit, higher is better (accuracy at an evaluation), with step and time."""
         self._catch_up()
         self.marks.append((self.steps, self.seconds, float(value)))
-        return {"type": "mark", "step": self.steps, "seconds": self.seconds, "value": float(value)}
+        own = {"step": self.steps, "seconds": self.seconds, "value": float(value)}
+        return {"type": "mark", **own, "il_seconds": self.il_seconds / self.il_runs}
 
     @property
     def overhead(self) -> float:
@@ -240,8 +241,11 @@ class Ledger:
             theirs, extra = baseline.marks, baseline.il_seconds / baseline.il_runs
         else:
             lines = [line for line in read_log(baseline) if line["type"] == "mark"]
-            theirs, extra = [(m["step"], m["seconds"], m["value"]) for m in lines], 0.0
-        if not theirs or not self.marks:
+            theirs = [(m["step"], m["seconds"], m["value"]) for m in lines]
+            extra = max((float(m.get("il_seconds", 0.0)) for m in lines), default=0.0)
+        theirs = [mark for mark in theirs if mark[2] is not None and math.isfinite(mark[2])]
+        ours = [mark for mark in self.marks if math.isfinite(mark[2])]
+        if not theirs or not ours:
             raise RholossError(
                 "A verdict needs figures of merit of both runs: call `select.mark(accuracy)` at each "
                 "evaluation."
@@ -249,7 +253,7 @@ class Ledger:
         goal = max(value for *_, value in theirs) if target is None else target
         reached = next((m for m in theirs if m[2] >= goal), None)
         their_step, their_seconds, _ = reached or theirs[-1]
-        own = next((m for m in self.marks if m[2] >= goal), None)
+        own = next((m for m in ours if m[2] >= goal), None)
         return Verdict(
             target=goal,
             seconds=None if own is None else own[1] + self.il_seconds / self.il_runs,

@@ -31,8 +31,8 @@ def without_addresses(thing: Any) -> str:
 def code_hash(thing: Any) -> str | None:
     """A hash of what a function does; None where there is no code to read (an object, a built-in).
 
-    Counted are its code, defaults and closure, and the functions of its own module that it names. The
-    same in every process of one version of Python.
+    Counted are its code, defaults and closure, and what it names of its own module: functions, numbers and
+    strings. The same in every process of one version of Python.
     """
     if not isinstance(thing, (FunctionType, MethodType, functools.partial)):
         return None
@@ -70,11 +70,12 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def _called(function: FunctionType) -> Iterator[FunctionType]:
-    """The functions of the same module that a function names."""
+def _called(function: FunctionType) -> Iterator[Any]:
+    """The functions and constants of the same module that a function names."""
     for name in sorted(set(_names(function.__code__))):
         found = function.__globals__.get(name)
-        if isinstance(found, FunctionType) and found.__module__ == function.__module__:
+        own = isinstance(found, FunctionType) and found.__module__ == function.__module__
+        if own or isinstance(found, (bool, int, float, complex, str, bytes, tuple)):
             yield found
 
 

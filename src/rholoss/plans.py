@@ -49,9 +49,10 @@ class InfoBatch:
         """Rows and weights."""
         s = situation
         everything = torch.arange(len(s.seen))
-        if s.progress >= self.until or not s.seen.any():
+        known = s.last.isfinite()
+        if s.progress >= self.until or not known.any():
             return Epoch(everything)
-        low = (s.seen > 0) & (s.last < s.last[s.seen > 0].mean())
+        low = known & (s.last < s.last[known].mean())
         stays = ~low | (s.random() >= self.prune)
         weight = torch.where(low, 1 / (1 - self.prune), 1.0)
         return Epoch(everything[stays], weight)
@@ -141,7 +142,7 @@ class Remembered:
     def __call__(self, situation: Situation) -> Epoch:
         """The rows that are worth a step."""
         s = situation
-        known = s.seen > 0
+        known = s.last.isfinite()
         if self.measured:
             wrong, bound = self._measured(s)
         elif s.progress >= self.filter_from:
@@ -163,7 +164,7 @@ class Remembered:
         """The share of wrong labels, and the bound: once one is found, it stays."""
         if "bound" in s.notes:
             return s.notes["wrong"], s.notes["bound"]
-        doubt = wrong_labels(s.last[s.seen > 0])
+        doubt = wrong_labels(s.last[s.last.isfinite()])
         hopeless, chance = self._by_chance(s)
         most = UNSURE if self.chance is None else min(UNSURE, BORNE_OUT * hopeless)
         believed = doubt if doubt < most else 0.0

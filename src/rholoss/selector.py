@@ -122,7 +122,6 @@ class Selector:
         self.sampler: CandidateBatches | None = None
         self.smallest: int | None = None  # rows of the last batch of an epoch, where they are known
         self._saved: dict[str, Any] = {}  # what a loaded state tells of the batch sampler
-        self._threshold: float | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""
@@ -286,10 +285,10 @@ class Selector:
 
     def _limit(self, drop: float) -> float:
         """The irreducible loss above which the share `drop` of the data lies."""
-        if drop and self._threshold is None:
-            assert isinstance(self.source, TableSource)  # checked when the selector was made
-            self._threshold = self.source.threshold(drop)
-        return self._threshold or 0.0
+        if not drop:
+            return 0.0
+        assert isinstance(self.source, TableSource)  # checked when the selector was made
+        return self.source.threshold(drop)
 
     def adopt(
         self, stats: Stats, chosen: Chosen, candidates: int, loaded: int, *, scored: bool

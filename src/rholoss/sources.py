@@ -152,6 +152,7 @@ class TableSource(Source):
         self.table = table
         self._on_device: Tensor | None = None
         self._asked: torch.device | None = None  # for which it was decided whether the table fits
+        self._limits: dict[float, float] = {}  # by the share above them
 
     def on_host(self, ids: Any) -> Tensor | None:
         """Look the losses up, and raise if one is not finite."""
@@ -199,7 +200,9 @@ class TableSource(Source):
         return dense.numel() * 4 <= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
 
     def threshold(self, drop: float) -> float:
-        """The loss above which the share `drop` of the measured points lies."""
+        """The loss above which the share `drop` of the measured points lies; found once."""
+        if drop in self._limits:
+            return self._limits[drop]
         if self.values is None:
             raise RholossError(
                 f"A schedule with `drop`={drop} needs all irreducible losses, but this table tells only "
@@ -207,7 +210,8 @@ class TableSource(Source):
             )
         stride = max(1, len(self.values) // SAMPLED_ROWS)
         values = self.values[::stride].numpy()
-        return float(np.quantile(values[np.isfinite(values)], 1 - drop))
+        self._limits[drop] = float(np.quantile(values[np.isfinite(values)], 1 - drop))
+        return self._limits[drop]
 
 
 class FunctionSource(Source):

@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -111,6 +111,11 @@ def dataset(path: str, option: str, *, stream: bool = False) -> Any:
         found = call(found, path, option)
     if stream and isinstance(found, Stream):
         return found
+    if isinstance(found, Mapping) and 0 not in found:
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__} of {', '.join(map(repr, list(found)[:5]))}, which "
+            "is no data set; name a function that returns one of them."
+        )
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise RholossError(
             f"{option} {path} is a {type(found).__name__}, which is no data set: it needs `__len__` and "

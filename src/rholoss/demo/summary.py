@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rholoss.demo.train import EVALUATIONS
-
 LABEL = {"uniform": "Uniform", "loss": "Training loss", "rho": "RHO-LOSS"}
 HEADINGS = (
     "Method",
@@ -205,7 +203,8 @@ def _row(method: str, group: list[dict[str, Any]], target: float, il_seconds: fl
 
 def final_accuracy(record: dict[str, Any]) -> float:
     """Mean accuracy over the evaluations of the last epoch."""
-    return fmean(record["accuracy"][-EVALUATIONS:])
+    an_epoch = len(record["accuracy"]) // len(record["wrong_by_epoch"])  # fewer if it has few steps
+    return fmean(record["accuracy"][-an_epoch:])
 
 
 def cells(row: Row) -> list[str]:

@@ -1,8 +1,8 @@
 """The directory of a store: `meta.json` and the files that it names.
 
 Data files have names that are used once. They are written and flushed first; then `meta.json` is
-replaced in one step. A write that is cut off at any moment therefore leaves the old store whole, and
-what it left behind is removed by the next one.
+replaced in one step. A write that is cut off at any moment therefore leaves the old store whole. What it
+left behind is removed by a later write, a day on: before that it may be another process's, at work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ DTYPE = {"loss": "<f4", "keys": "<u8", "labels": "<i4"}
 OURS = re.compile(
     r"(loss|keys|labels|weights)-[0-9a-f]{16}\.(f32|u64|i32|pt)|meta-[0-9a-f]{16}\.tmp"
 )
+LEFT_BEHIND = 24 * 3600  # seconds; younger files may be those of a write that is under way
 
 Writer = Callable[[BinaryIO], Any]
 
@@ -131,15 +133,15 @@ def write_store(
 ) -> dict[str, Any]:
     """Write the data files, then meta.json; remove what earlier writes left. Returns the meta."""
     check_target(path)
-    files: dict[str, str] = {}
+    before = set(read_meta(path)["files"].values()) if (path / META).exists() else set()
+    files = {kind: f"{kind}-{secrets.token_hex(8)}.{SUFFIX[kind]}" for kind in writers}
+    meta = {"format": FORMAT, "version": VERSION, **meta, "files": files}
+    text = _json(meta)
     temporary = path / f"meta-{secrets.token_hex(8)}.tmp"
     try:
         path.mkdir(parents=True, exist_ok=True)
         for kind, write in writers.items():
-            files[kind] = f"{kind}-{secrets.token_hex(8)}.{SUFFIX[kind]}"
             write_file(path / files[kind], write)
-        meta = {"format": FORMAT, "version": VERSION, **meta, "files": files}
-        text = json.dumps(meta, indent=1).encode()
         write_file(temporary, lambda file: file.write(text))
         os.replace(temporary, path / META)
     except OSError as error:
@@ -150,10 +152,29 @@ def write_store(
             "before is unchanged. Free some space or give another directory, and save again."
         ) from error
     flush_directory(path)
-    for entry in path.iterdir():
-        if _is_ours(entry.name) and entry.name not in files.values():
-            entry.unlink(missing_ok=True)
+    left = {entry.name for entry in path.iterdir() if _is_ours(entry.name) and _is_old(entry)}
+    for name in (before | left) - set(files.values()):
+        (path / name).unlink(missing_ok=True)
     return meta
+
+
+def _json(meta: Mapping[str, Any]) -> bytes:
+    def plain(value: Any) -> Any:
+        if isinstance(value, (np.generic, np.ndarray)):
+            return value.tolist()
+        raise StoreError(
+            f"{META} cannot hold {value!r}, a {type(value).__name__}: it is for numbers, strings, lists and "
+            "dicts. Nothing was written."
+        )
+
+    return json.dumps(meta, indent=1, default=plain).encode()
+
+
+def _is_old(entry: Path) -> bool:
+    try:
+        return time.time() - entry.stat().st_mtime > LEFT_BEHIND
+    except OSError:  # gone by now
+        return False
 
 
 def write_file(path: Path, write: Writer) -> None:

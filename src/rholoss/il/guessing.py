@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rholoss.il.store import Irreducible
 
 HARDLY = 0.95  # of the loss of a guess: a model that is no better has learnt next to nothing
+REMEDY = "fit a larger model, or longer"
 SAMPLED = 10_000_000  # rows that figures are taken of; a store may have a billion
 
 
@@ -57,18 +58,18 @@ def beside(mean: float, guess: float | None) -> str:
     return f"mean {mean:.4f}{known}"
 
 
-def told(mean: float, guess: float | None) -> str:
+def told(mean: float, guess: float | None, remedy: str = REMEDY) -> str:
     """The mean loss beside that of a guess; with a word of warning where they are close."""
     if not hardly_better(mean, guess):
         return beside(mean, guess)
     return (
         f"{beside(mean, guess)}. Hardly better than guessing, so these losses are no guide to what can be "
-        "learnt: fit a larger model, or longer"
+        f"learnt: {remedy}"
     )
 
 
-def tell_useless(il: Irreducible, stacklevel: int = 3) -> None:
-    """Warn if fitted losses are hardly better than those of a guess."""
+def tell_useless(il: Irreducible, remedy: str = REMEDY, stacklevel: int = 3) -> None:
+    """Warn if the losses are hardly better than those of a guess."""
     mean, guess = mean_and_guess(il)
     if hardly_better(mean, guess):
-        warnings.warn(f"Irreducible losses: {told(mean, guess)}.", stacklevel=stacklevel)
+        warnings.warn(f"Irreducible losses: {told(mean, guess, remedy)}.", stacklevel=stacklevel)

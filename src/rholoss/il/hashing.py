@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -23,27 +24,40 @@ def content_hash(item: Any) -> str:
     return hasher.hexdigest()
 
 
-def feed(hasher: Any, item: Any) -> None:
-    """Add an item to the hash. Of an object of unknown make, only its type counts."""
+def feed(hasher: Any, item: Any, inside: tuple[int, ...] = ()) -> None:
+    """Add an item to the hash. Of an object of unknown make its type and its attributes count."""
+    if isinstance(item, PurePath):
+        item = item.name  # on another machine the data lies elsewhere
     if isinstance(item, np.generic):
         item = item.item()
     if isinstance(item, Mapping):
         hasher.update(b"{%d" % len(item))
         for key in sorted(item, key=str):
             feed(hasher, str(key))
-            feed(hasher, item[key])
+            feed(hasher, item[key], inside)
     elif is_record(item):
-        feed(hasher, {f.name: getattr(item, f.name) for f in dataclasses.fields(item)})
+        feed(hasher, {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}, inside)
     elif isinstance(item, (list, tuple)):
         hasher.update(b"[%d" % len(item))
         for value in item:
-            feed(hasher, value)
+            feed(hasher, value, inside)
     elif isinstance(item, (bool, int, float, str, bytes, type(None))):
         hasher.update(f"{type(item).__name__}:{item!r};".encode())
     elif isinstance(item, (Tensor, np.ndarray)) or hasattr(item, "__array_interface__"):
         _feed_array(hasher, numpy_of(item))  # a PIL image has the array interface
     else:
         hasher.update(type(item).__qualname__.encode())
+        if id(item) not in inside:  # else it holds itself
+            feed(hasher, _attributes(item), (*inside, id(item)))
+
+
+def _attributes(item: Any) -> dict[str, Any] | None:
+    """Those of an object; None where there are none, or where it is no record: a class, a function."""
+    if isinstance(item, type) or callable(item):
+        return None
+    slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+    found = {name: getattr(item, name) for name in slots if hasattr(item, name)}
+    return {**found, **getattr(item, "__dict__", {})} or None
 
 
 def _feed_array(hasher: Any, array: np.ndarray) -> None:

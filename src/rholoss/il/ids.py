@@ -52,7 +52,11 @@ def shown(ids: Any, limit: int = 5) -> str:
 
 def key_hash(key: str) -> int:
     """64 bits of BLAKE2b of the key: the same on every machine and in every version."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(_bytes(key), digest_size=8).digest(), "little")
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode(errors="surrogateescape")  # a file name need not be UTF-8
 
 
 def hash_keys(keys: Sequence[str]) -> np.ndarray:
@@ -62,7 +66,7 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
 
 def check_bits(keys: Sequence[str]) -> np.ndarray:
     """32 more bits of each key's hash, uint32 [n]: they tell two keys from one that came twice."""
-    digests = (hashlib.blake2b(key.encode(), digest_size=4).digest() for key in keys)
+    digests = (hashlib.blake2b(_bytes(key), digest_size=4).digest() for key in keys)
     return np.fromiter(
         (int.from_bytes(digest, "little") for digest in digests), np.uint32, len(keys)
     )

@@ -60,5 +60,11 @@ def write(il: Irreducible, path: str | os.PathLike[str], ids: Any) -> None:
     measured = np.flatnonzero(~np.isnan(value_n))
     kept = [listed[i] for i in measured] if isinstance(listed, list) else listed[measured]
     table = pyarrow.table({INDEX: kept, IRREDUCIBLE: value_n[measured]})
-    with replacing(Path(path)) as temporary:
-        parquet.write_table(table, temporary)
+    try:
+        with replacing(Path(path)) as temporary:
+            parquet.write_table(table, temporary)
+    except OSError as error:
+        raise StoreError(
+            f"{os.fspath(path)} could not be written: {error.strerror or error}. Give a directory that "
+            "exists and has room."
+        ) from None

@@ -2,11 +2,13 @@
 
 It is kept in `partial/` inside the directory of the store: `job.json` says what the work is, and for
 each model there is a file of fitted weights and a file of records, one for each scored batch. A record
-has a checksum, so that one that was cut off, or never reached the disk, is measured again.
+has a checksum, so that one that was cut off, or never reached the disk, is measured again; and it says which
+rows it is of, so that nothing is mixed up if the same work is done by two processes at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -39,7 +41,9 @@ class Partial:
         self, out: str | os.PathLike[str] | None, job: Mapping[str, Any], batch_size: int
     ) -> None:
         self.path = None if out is None else Path(out) / files.PARTIAL
-        self.record = np.dtype([("sum", "<u4"), ("seconds", "<f8"), ("loss", "<f4", (batch_size,))])
+        self.record = np.dtype(
+            [("sum", "<u4"), ("first", "<i8"), ("seconds", "<f8"), ("loss", "<f4", (batch_size,))]
+        )
         self.said = ""
         if self.path is None:
             return
@@ -86,24 +90,30 @@ class Partial:
             ) from error
 
     def records(self, name: str) -> np.ndarray:
-        """The batches that a model has scored so far: fields `loss` and `seconds`."""
+        """The batches that a model has scored so far, in their order: fields `loss` and `seconds`."""
         if self.path is None or not (self.path / f"{name}.scored").exists():
             return np.empty(0, self.record)
         found = np.fromfile(self.path / f"{name}.scored", self.record)
-        whole = [zlib.crc32(row["loss"].tobytes()) == row["sum"] for row in found]
+        whole = [_checksum(row) == row["sum"] for row in found]
         kept = len(whole) if all(whole) else whole.index(False)
         with self._told():
             os.truncate(self.path / f"{name}.scored", kept * self.record.itemsize)
-        return found[:kept]
+        size = self.record["loss"].shape[0]
+        batches: dict[int, Any] = {}
+        for row in found[:kept]:
+            batches.setdefault(int(row["first"]) // size, row)
+        unbroken = itertools.takewhile(batches.__contains__, itertools.count())
+        return np.array([batches[number] for number in unbroken], self.record)
 
-    def append(self, name: str, loss: np.ndarray, seconds: float) -> None:
-        """Keep the losses of one more batch."""
+    def append(self, name: str, first: int, loss: np.ndarray, seconds: float) -> None:
+        """Keep the losses of one more batch, whose first row is the `first` of those to be scored."""
         if self.path is None:
             return
         row = np.full((), 0, self.record)
         row["loss"] = np.nan
         row["loss"][: len(loss)] = loss
-        row["sum"], row["seconds"] = zlib.crc32(row["loss"].tobytes()), seconds
+        row["first"], row["seconds"] = first, seconds
+        row["sum"] = _checksum(row)
         with self._told(), open(self.path / f"{name}.scored", "ab") as file:
             file.write(row.tobytes())
 
@@ -126,3 +136,7 @@ class Partial:
         """Throw the work away."""
         if self.path is not None and self.path.exists():
             shutil.rmtree(self.path)
+
+
+def _checksum(row: Any) -> int:
+    return zlib.crc32(row["first"].tobytes() + row["loss"].tobytes())

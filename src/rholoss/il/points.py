@@ -15,7 +15,7 @@ from rholoss import data as batch_data
 from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash
-from rholoss.il.ids import Ids, as_ids
+from rholoss.il.ids import Ids, as_ids, shown
 from rholoss.il.views import rows_inside, seed_all
 from rholoss.naming import code_hash, named, without_addresses
 
@@ -82,7 +82,16 @@ def points_of(dataset: Any, argument: str) -> Points:
     if not len(dataset):
         raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
     ids = as_ids(batch_data.ids_of_rows(dataset), argument)
-    distinct, position = np.unique(np.asarray(ids), return_index=True)
+    distinct, position, which = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
+    if len(distinct) < len(ids):
+        row = rows_inside(dataset)[1]  # one that a view holds twice is one point
+        other = np.flatnonzero(row != row[position][which.reshape(-1)])
+        if len(other):
+            raise RholossError(
+                f"{len(other)} rows of `{argument}` have an id that another row has, too: "
+                f"{shown([ids[place] for place in other[:6]])}. Give each row an id of its own, in "
+                "`rholoss.WithIndex(dataset, ids=...)`: of files, for one, the whole path."
+            )
     return Points(dataset, distinct.tolist() if isinstance(ids, list) else distinct, position)
 
 
@@ -165,10 +174,20 @@ def about_model(model: nn.Module) -> dict[str, Any]:
 
 
 def code_of(model: nn.Module, *functions: Any) -> list[Any]:
-    """Hashes of what functions do, and a model besides its weights: structure and forward passes."""
-    forward = {code_hash(getattr(type(module), "forward", None)) for module in model.modules()}
-    structure = content_hash([without_addresses(model), sorted(map(str, forward))])
+    """Hashes of what functions do, and a model besides its weights: structure and methods."""
+    kinds = {type(module) for module in model.modules()}
+    methods = {code_hash(method) for kind in kinds for method in _methods(kind)}
+    structure = content_hash([without_addresses(model), sorted(map(str, methods))])
     return [structure, *map(code_hash, functions)]
+
+
+def _methods(kind: type) -> Iterator[Any]:
+    """The functions of a class, its bases included; of torch's own, `forward` alone."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
+            for found in vars(base).values():
+                yield getattr(found, "fget", None) or getattr(found, "__func__", found)
+    yield getattr(kind, "forward", None)
 
 
 def positive(argument: str, value: Any, least: int = 1) -> None:

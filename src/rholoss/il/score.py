@@ -21,6 +21,7 @@ from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.build import library_version, table_of
 from rholoss.il.fingerprint import Identity, identify
+from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
 from rholoss.il.ids import shown
 from rholoss.il.partial import Partial
@@ -80,14 +81,15 @@ def score_points(
     parts, seconds = [done], float(records["seconds"].sum())
     bar.advance(len(done))
     if len(done) < len(which):
-        rest = points.position[which[len(done) :]]
+        first, rest = len(done), points.position[which[len(done) :]]
         started = time.perf_counter()
         with evaluating(model):
             loader = loader_of(points.view, rest, loading)
             for loss_B in losses_of(model, loader, loss, loading.device):
                 took, started = time.perf_counter() - started, time.perf_counter()
-                partial.append(name, loss_B.numpy(), took)
+                partial.append(name, first, loss_B.numpy(), took)
                 parts.append(loss_B.numpy())
+                first += len(loss_B)
                 seconds += took
                 bar.advance(len(loss_B), f"loss {float(loss_B.mean()):.4f}")
     return np.concatenate(parts), seconds
@@ -207,7 +209,9 @@ def score_irreducible(
         "transform": points.transform,
         "seconds": seconds + took,
     }
-    return finish(value_n, points, identity, meta, out=out, partial=partial)
+    il = finish(value_n, points, identity, meta, out=out, partial=partial)
+    tell_useless(il, "check the model's weights, fit a larger model, or longer")
+    return il
 
 
 @contextmanager

@@ -10,9 +10,10 @@ import numpy as np
 
 from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
+from rholoss.il.hashing import label_codes
 from rholoss.il.ids import as_ids, shown
 from rholoss.il.points import Points
-from rholoss.il.views import rows_inside
+from rholoss.il.views import labels_of, rows_inside
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def folds(ids: Any, num: int, seed: int = 0) -> np.ndarray:
             f"`folds` is {num}, but there are only {len(distinct)} distinct ids; give fewer folds or "
             "more data."
         )
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise RholossError(f"`seed` is {seed!r}; give a whole number of at least 0.")
     # A generator of its own: the caller's random state stays as it is.
     shuffled = np.random.default_rng(seed).permutation(len(distinct))
     return (shuffled % num)[entry.reshape(-1)]
@@ -80,12 +83,25 @@ def holdout(data: Any, points: Points, seed: int) -> list[Member]:
     root, rows = rows_inside(data)
     root_scored, rows_scored = rows_inside(points.dataset)
     # The paper's Clothing-1M run shares points on purpose, so this is no error.
-    shared = len(np.intersect1d(rows, rows_scored)) if root is root_scored else 0
+    same = root is root_scored or _look_the_same(root, root_scored)
+    shared = len(np.intersect1d(rows, rows_scored)) if same else 0
     if shared:
+        seem = "are" if root is root_scored else "seem to be (the same labels in the same order)"
         warnings.warn(
-            f"{shared} of the {len(points.ids)} points to be scored are also in the holdout data that "
+            f"{shared} of the {len(points.ids)} points to be scored {seem} also in the holdout data that "
             "the model is trained on, so their irreducible losses come out too low. Take them out of "
             "one of the two, or cross-fit with `folds=2`.",
             stacklevel=3,
         )
     return [Member("model", np.arange(len(data)), np.arange(len(points.ids)), seed)]
+
+
+def _look_the_same(one: Any, other: Any) -> bool:
+    """Whether two data sets of one kind have as many rows and the same labels: one that was made twice."""
+    if type(one) is not type(other) or len(one) != len(other):
+        return False
+    labels = [labels_of(one), labels_of(other)]
+    if any(each is None for each in labels):
+        return False
+    codes = [label_codes(each)[0] for each in labels]
+    return len(np.unique(codes[0])) > 1 and np.array_equal(codes[0], codes[1])

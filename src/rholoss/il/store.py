@@ -57,6 +57,7 @@ class Irreducible:
         self.path = path
         self.trusted = False  # the caller said that each loss belongs to its id
         self._weights = weights
+        self._stored = (values, values._version)  # as they are in the files, if there are some
 
     @property
     def dense(self) -> Tensor | None:
@@ -80,8 +81,11 @@ class Irreducible:
 
     def __reduce__(self) -> Any:
         # Worker processes map the files again instead of receiving a copy of the table.
-        if self.path is not None:
-            return _open, (self.path.absolute(), self.meta)
+        values, version = self._stored
+        if self.path is not None and self.values is values and values._version == version:
+            return _open, (self.path, self.meta)
+        if self._weights is None and "weights" in self.meta.get("files", {}):
+            self.weights()
         options = {"keys": self.keys, "labels": self.labels, "meta": self.meta}
         return _rebuild, (self.values, {**options, "weights": self._weights})
 
@@ -162,7 +166,9 @@ class Irreducible:
         if self._weights or "weights" in self.meta.get("files", {}):
             self.weights()
             writers["weights"] = files.weights_writer(self._weights)
-        files.write_store(Path(path), self.meta, writers)
+        meta = files.write_store(Path(path), self.meta, writers)
+        if self.path is not None and Path(path).absolute() == self.path:
+            self.meta, self._stored = meta, (self.values, self.values._version)
 
     @classmethod
     def load(
@@ -306,7 +312,7 @@ def _open(path: Path, meta: Mapping[str, Any]) -> Irreducible:
         for kind in ("keys", "labels")
         if kind in meta["files"]
     }
-    return Irreducible(values, **arrays, meta=meta, path=path)
+    return Irreducible(values, **arrays, meta=meta, path=path.absolute())
 
 
 def _rebuild(values: Tensor, options: dict[str, Any]) -> Irreducible:
