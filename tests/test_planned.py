@@ -16,6 +16,13 @@ from rholoss.engine import Epoch, InfoBatch, Remembered
 from rholoss.errors import RholossError
 
 
+def go(rows):
+    """A pass of which all is remembered."""
+    order = list(rows)
+    rows.remember(torch.tensor(order), torch.ones(len(order)))
+    return order
+
+
 def test_wrong_labels_are_left_out_of_a_plain_loop():
     """Real digits, a tenth of the labels wrong: what is left out is mostly wrong, and most that is wrong."""
     torch.manual_seed(0)
@@ -50,10 +57,10 @@ def test_what_a_plan_notes_is_there_in_the_next_pass_and_after_a_resume():
         return Epoch(torch.arange(len(s.seen)))
 
     rows = rho.Planned(range(8), counting, passes=4)
-    list(rows), list(rows)
+    go(rows), go(rows)
     resumed = rho.Planned(range(8), counting, passes=4)
     resumed.load_state_dict(rows.state_dict())
-    list(resumed)
+    go(resumed)
     assert (rows.memory.notes, resumed.memory.notes) == ({"passes": 2}, {"passes": 3})
 
 
@@ -104,7 +111,7 @@ def test_a_plan_knows_how_far_training_is():
 
     rows = rho.Planned(range(5), plan, passes=4)
     for _ in range(4):
-        assert sorted(rows) == [0, 1, 2]
+        assert sorted(go(rows)) == [0, 1, 2]
     assert progress == [0, 0.25, 0.5, 0.75]
     assert rows.left_out == 2
     assert len(rows) == 3
@@ -135,6 +142,9 @@ def test_what_is_wrong_is_told():
     with pytest.raises(RholossError, match="`passes` is 0 and the data set has 3 rows"):
         rho.Planned(range(3), everything, passes=0)
     rows = rho.Planned(range(3), everything, passes=1)
+    with pytest.raises(RholossError, match=r"no pass was dealt.*Pass `sampler=`"):
+        rows.remember(torch.arange(3), torch.ones(3))
+    list(rows)
     with pytest.raises(RholossError, match=r"`loss_k` has shape \(\), .*reduction='none'"):
         rows.remember(torch.arange(3), torch.tensor(1.0))
     with pytest.raises(RholossError, match="of a mask take"):
@@ -195,10 +205,11 @@ def train(rows, loader, stop=None, seen=None):
     return seen
 
 
+@pytest.mark.parametrize("workers", [0, 2])  # workers run ahead, to the end of small data
 @pytest.mark.parametrize("peek", [True, False])
-def test_a_look_at_the_first_batch_costs_no_pass(peek):
+def test_a_look_at_the_first_batch_costs_no_pass(peek, workers):
     rows = rho.Planned(range(20), everything, passes=3)
-    loader = DataLoader(range(20), batch_size=4, sampler=rows)
+    loader = DataLoader(range(20), batch_size=4, sampler=rows, num_workers=workers)
     first = next(iter(loader)).tolist() if peek else None
     seen = train(rows, loader)
     assert len(seen) == 3 * 5
@@ -209,7 +220,7 @@ def test_a_look_at_the_first_batch_costs_no_pass(peek):
 
 def test_more_passes_than_were_said_are_refused():
     rows = rho.Planned(range(4), everything, passes=2)
-    list(rows), list(rows)
+    go(rows), go(rows)
     with pytest.raises(RholossError, match=r"`passes` is 2, and so many are done.*Make `Planned`"):
         list(rows)
 
@@ -247,3 +258,35 @@ def test_a_last_batch_that_is_smaller_is_not_made_up_for():
     resumed.load_state_dict(rows.state_dict())
     train(resumed, DataLoader(range(10), batch_size=4, sampler=resumed), seen=seen)
     assert [len(batch) for batch in seen] == [4, 4, 4, 4, 2]
+
+
+def test_who_remembers_nothing_is_told():
+    rows = rho.Planned(range(4), everything, passes=2)
+    first = list(rows)
+    with pytest.warns(UserWarning, match="nothing was remembered of it"):
+        assert list(rows) == first
+
+
+def test_a_state_is_a_snapshot_and_belongs_to_its_rows():
+    rows = rho.Planned(range(4), everything, passes=3)
+    go(rows)
+    state = rows.state_dict()
+    go(rows)
+    assert state["memory"]["seen"].tolist() == [1] * 4
+    others = [range(5), Subset(rho.WithIndex(range(9)), [1, 2, 3, 8])]
+    for other in others:
+        with pytest.raises(RholossError, match=r"The state is of a data set of 4 rows"):
+            rho.Planned(other, everything, passes=3).load_state_dict(state)
+
+
+def test_rows_that_share_an_id_are_refused():
+    data = rho.WithIndex(range(4), ids=["a", "b", "a", "b"])
+    with pytest.raises(RholossError, match="4 rows of the data set have 2 different ids"):
+        rho.Planned(data, everything, passes=1)
+
+
+def test_lightning_leaves_it_alone():
+    rows = rho.Planned(range(4), everything, passes=1)
+    assert isinstance(rows, torch.utils.data.DistributedSampler)
+    rows.set_epoch(3)  # as it does with one
+    assert len(go(rows)) == 4

@@ -38,7 +38,13 @@ def run(select, toy, model, steps, start=0):
         ({"keep": 0.0}, r"`keep` must be in \(0, 1\], but is 0.0; the paper has 0.1"),
         ({"keep": 1.5}, r"`keep` must be in \(0, 1\], but is 1.5"),
         ({"keep": float("nan")}, r"`keep` must be in \(0, 1\], but is nan"),
-        ({"k": 0}, "`k` must be at least 1, but is 0"),
+        ({"k": 0}, "`k` must be a whole number of at least 1, but is 0"),
+        ({"k": 3.5}, "`k` must be a whole number of at least 1, but is 3.5"),
+        ({"keep": "0.1"}, r"`keep` must be in \(0, 1\], but is '0.1'"),
+        (
+            {"keep": 0.5, "loss": torch.nn.CrossEntropyLoss(reduction="none")},
+            "`loss` is CrossEntropy",
+        ),
         ({"k": 3, "flush_every": 0}, "`flush_every` must be in 1..100, but is 0"),
         ({"k": 3, "flush_every": 101}, "`flush_every` must be in 1..100, but is 101"),
         (

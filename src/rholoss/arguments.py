@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import Any
 
@@ -36,10 +37,10 @@ def check_arguments(
         )
     if (keep is None) == (k is None):
         raise RholossError(f"Pass `keep` (a share) or `k` (a number); got keep={keep} and k={k}.")
-    if keep is not None and not 0 < keep <= 1:
-        raise RholossError(f"`keep` must be in (0, 1], but is {keep}; the paper has 0.1.")
-    if k is not None and k < 1:
-        raise RholossError(f"`k` must be at least 1, but is {k}.")
+    if keep is not None and (not isinstance(keep, numbers.Real) or not 0 < keep <= 1):
+        raise RholossError(f"`keep` must be in (0, 1], but is {keep!r}; the paper has 0.1.")
+    if k is not None and (not isinstance(k, numbers.Integral) or k < 1):
+        raise RholossError(f"`k` must be a whole number of at least 1, but is {k!r}.")
     if not 1 <= flush_every <= FLUSH_STEPS:
         raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every}.")
     if isinstance(source, Ladder) and not {"loss", "irreducible_loss"} <= method.needs:

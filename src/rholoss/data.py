@@ -59,6 +59,11 @@ class _View(Dataset[Any]):
         raise NotImplementedError
 
     def __len__(self) -> int:
+        if len(self.dataset) != len(self.ids):
+            raise RholossError(
+                f"The data set had {len(self.ids)} rows when `{type(self).__name__}` was made of it, and has "
+                f"{len(self.dataset)} now; make it anew."
+            )
         return len(self.ids)
 
     def __getitem__(self, position: int) -> Any:
@@ -168,7 +173,8 @@ def _check_can_have_ids(dataset: Any) -> None:
 
 
 def ids_of_rows(dataset: Any) -> Any:
-    """The id of each row: of `WithIndex` its ids, of a `Subset` those of its rows, else 0, 1, 2, ..."""
+    """The id of each row: of `WithIndex` its ids, of a `Subset` those of its rows, of a Hugging Face data
+    set its column "index", else 0, 1, 2, ..."""
     if isinstance(dataset, (WithIndex, WithIrreducible)):
         return dataset.ids
     if isinstance(dataset, Subset):
@@ -176,7 +182,24 @@ def ids_of_rows(dataset: Any) -> Any:
         if isinstance(inner, np.ndarray):
             return inner[np.asarray(dataset.indices, dtype=np.int64)]
         return [inner[i] for i in dataset.indices]
+    if not hasattr(dataset, "__len__"):
+        raise RholossError(
+            f"`dataset` is a {type(dataset).__name__}, which has no rows to number or to draw; pass a data "
+            "set with `__len__`. A stream is read by its loader in its own order."
+        )
+    columns = getattr(dataset, "column_names", None)
+    if isinstance(columns, list) and INDEX in columns:
+        return _as_ids(dataset[INDEX][:])
     return np.arange(len(dataset))
+
+
+def irreducible_seconds(loader: Any) -> float:
+    """What the irreducible losses cost that items of a data set, or of its loader, carry; 0.0: unknown."""
+    dataset = getattr(loader, "dataset", None) if hasattr(loader, "batch_sampler") else loader
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    losses = dataset.irreducible if isinstance(dataset, WithIrreducible) else None
+    return float(getattr(losses, "seconds", 0.0))
 
 
 Path = tuple[Any, ...]  # keys and places from the root; fields start with a dot

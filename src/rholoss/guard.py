@@ -48,8 +48,9 @@ class Guard:
         if num_short:
             raise TooFewFiniteScoresError(
                 f"At {num_short} step(s) fewer candidates had a finite score than are selected: the "
-                "training loss is NaN or infinite. Lower the learning rate, clip gradients or look at "
-                f"the inputs ({self.not_finite} scores were not finite so far)."
+                "training loss is NaN or infinite, or no label of the rows counts (all are -100). Lower the "
+                "learning rate, clip gradients or look at the inputs and labels "
+                f"({self.not_finite} scores were not finite so far)."
             )
 
     def _check_irreducible(self, kept: list[tuple[Any, Tensor]]) -> None:

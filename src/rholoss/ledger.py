@@ -205,6 +205,10 @@ class Ledger:
             )
         return overhead > limit
 
+    def charge(self, il_seconds: float) -> None:
+        """Irreducible losses that come with the batches, not as a table, cost so much."""
+        self.il_seconds = self.il_seconds or il_seconds
+
     @property
     def flops(self) -> float | None:
         """Forward FLOPs of what was scored plus three forwards for each point trained."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.loss import _Loss
 
 from rholoss.errors import RholossError
 
@@ -32,8 +33,6 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
         key = next((key for key in TARGET_KEYS if key in batch), None)
         target = None if key is None else batch[key]
         keywords = {k: v for k, v in batch.items() if k != key}
-        if len(keywords) == 1:  # one input needs no name, several have to fit the model's own
-            inputs, keywords = tuple(keywords.values()), {}
         seen = f"keys {sorted(map(str, batch))}; a target is one of {', '.join(TARGET_KEYS)}"
     elif isinstance(batch, (list, tuple)):
         fields = getattr(batch, "_fields", [""] * len(batch))  # a named tuple may hold its ids
@@ -97,6 +96,20 @@ def target_in(batch: Any, loss: LossFunction) -> Tensor | None:
         return None
 
 
+def no_label_counts(batch: Any, loss: LossFunction) -> Tensor | None:
+    """Of which rows [B] no label counts (all are -100): their loss is 0, for nothing is asked of them.
+
+    None where that is not known, or not the custom.
+    """
+    target = target_in(batch, loss)
+    task = isinstance(loss, Task) and loss.per_example
+    if target is None or target.is_floating_point() or (task and task not in CLASSES):
+        return None
+    if target.ndim > 1 and (task is causal_lm or getattr(loss, "shifted", False)):
+        target = target[:, 1:]  # the first token is predicted from nothing
+    return (target == IGNORED).flatten(1).all(1) if target.ndim > 1 else target == IGNORED
+
+
 def output_of(result: Any) -> Tensor:
     """The tensor that a model puts out: itself, its `logits`, or the first of a tuple."""
     if not isinstance(result, Tensor):
@@ -122,6 +135,8 @@ class Task:
     def forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Run the model; returns its output in float32 and the target."""
         positional, keywords, target = split_batch(batch)
+        if len(keywords) == 1 and not set(keywords) & set(parameters_of(model)):
+            positional, keywords = tuple(keywords.values()), {}  # one input needs no name
         if keywords:
             keywords = known_to(model, keywords)
         try:
@@ -228,6 +243,11 @@ CLASSES = (classification, tokens, causal_lm)  # those whose targets are numbers
 
 def by_name(loss: str | LossFunction) -> LossFunction:
     """The task of that name; a function (model, batch) -> [B] is returned as it is."""
+    if isinstance(loss, _Loss):
+        raise RholossError(
+            f"`loss` is {loss!r}, which is called with an output and a target; pass one of "
+            f"{', '.join(TASKS)}, or a function (model, batch) -> [B] that returns one loss per example."
+        )
     if callable(loss):
         return loss
     if loss not in TASKS:

@@ -47,7 +47,8 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered."""
         kept = {"recent": self.recent, "total": self.total, "seen": self.seen}
-        return {**{name: value.cpu() for name, value in kept.items()}, "notes": dict(self.notes)}
+        copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
+        return {**copied, "notes": dict(self.notes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what was saved."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 from rholoss import distributed
 from rholoss.core import step_generator
@@ -19,7 +21,7 @@ from rholoss.memory import Memory, Plan, Situation, check_epoch
 from rholoss.sampler import EPOCHS
 
 
-class Planned(Sampler[int]):
+class Planned(DistributedSampler[int]):
     """Rows of one pass after another, for `DataLoader(dataset, sampler=...)`; nothing is scored.
 
         rows = rho.Planned(train, rho.Remembered(math.log(10)), passes=20)  # train = rho.WithIndex(...)
@@ -32,9 +34,9 @@ class Planned(Sampler[int]):
     A training step knows the loss of each of its rows anyway. `remember` keeps the last `depth` of each, on
     the device and without waiting for it, and gives back their mean (weighted, if the plan has weights) to
     call `backward` on. When a pass begins, the plan decides on its rows; the order is a function of (seed,
-    pass). A pass of which nothing was remembered, and that did not come to its end, is dealt again: a look at
-    the first batch costs none. Of several ranks each gets its part, and what all of them remember is put
-    together first; a part has the same number of rows on each rank.
+    pass). A pass of which nothing was remembered is dealt again: a look at the first batch costs none. Of
+    several ranks each gets its part, and what all of them remember is put together first; a part has the
+    same number of rows on each rank. (It is a `DistributedSampler` so that Lightning does not deal again.)
 
     How many rows a pass has is the plan's affair, so that its last batch may have one row, on which BatchNorm
     cannot train: hence `drop_last=True`, which leaves out others each time.
@@ -56,7 +58,7 @@ class Planned(Sampler[int]):
                 "at least."
             )
         self.plan, self.passes, self.seed = plan, passes, seed
-        self.begun = 0  # passes of which something was remembered, or that came to their end
+        self.begun = 0  # passes of which something was remembered
         self.memory = Memory(len(ids), torch.device("cpu"), depth)
         self.order: Tensor | None = None  # of the pass that was begun last, of all ranks
         self.weight: Tensor | None = None  # of each row in this pass
@@ -65,8 +67,15 @@ class Planned(Sampler[int]):
         self._num = len(ids) // self._ranks  # rows of this pass on this rank
         self._done = self._size = 0  # of these, how many were remembered, and at a time
         self._open = False  # a pass that is not counted yet: it is dealt (again), or goes on
+        self._unread = 0  # how often one came to its end and nothing was remembered
         counted = isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
         self._row_of = None if counted else {key: row for row, key in enumerate(list(ids))}
+        if self._row_of is not None and len(self._row_of) < len(ids):
+            raise RholossError(
+                f"The {len(ids)} rows of the data set have {len(self._row_of)} different ids; give each row "
+                "an id of its own, in `rholoss.WithIndex(dataset, ids=...)`."
+            )
+        self._digest = zlib.crc32(repr(ids[:1000]).encode() + np.asarray(ids).tobytes())
         self._merged = self.memory.seen.clone()
 
     def __len__(self) -> int:
@@ -81,6 +90,11 @@ class Planned(Sampler[int]):
     def remember(self, index: Any, loss_k: Tensor) -> Tensor:
         """Keep the losses of these rows, as training sees them; returns their mean for `backward`."""
         row_k = self._rows(index)
+        if self.order is None:
+            raise RholossError(
+                "Losses are to be remembered, but no pass was dealt: the loader does not draw from this "
+                "sampler. Pass `sampler=` it to the `DataLoader`, and see that nothing replaces it there."
+            )
         if loss_k.shape != row_k.shape:
             raise RholossError(
                 f"`loss_k` has shape {tuple(loss_k.shape)}, but must have one loss for each of the "
@@ -99,7 +113,16 @@ class Planned(Sampler[int]):
             order = self._begin()
         first = distributed.place()[0] * self._num
         yield from order[first + self._done : first + self._num].tolist()
-        self._count()
+        if self._done:
+            self._count()
+            return
+        self._unread += 1  # it was but looked at, by workers that run ahead; or it is never read
+        if self._unread == 2:
+            warnings.warn(
+                "A pass came to its end twice, and nothing was remembered of it; it is dealt again until "
+                "`remember(index, losses)` is called in the loop.",
+                stacklevel=2,
+            )
 
     def _count(self) -> None:
         self.begun, self._open = self.begun + self._open, False
@@ -112,6 +135,7 @@ class Planned(Sampler[int]):
                 "is. Make `Planned` with as many passes as there are to be."
             )
         if self._ranks > 1:
+            self._warn_of_missing()
             self._put_together()
         memory = self.memory
         seen, recent, total = (kept.cpu() for kept in (memory.seen, memory.recent, memory.total))
@@ -130,6 +154,7 @@ class Planned(Sampler[int]):
         self.order, self._num, self.left_out = order, dealt // self._ranks, rows - dealt
         self.weight = None if weight is None else weight.to(self.memory.seen.device)
         self._done, self._size, self._open = done, 0, order is not None
+        self._unread = 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on.
@@ -146,14 +171,31 @@ class Planned(Sampler[int]):
             "order": self.order if under_way else None,
             "weight": self.weight.cpu() if under_way and self.weight is not None else None,
             "done": self._done if under_way else 0,
+            "ids": self._digest,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the rest of the pass in which the state was saved, or with the next."""
+        rows, now = len(state["memory"]["seen"]), len(self.memory.seen)
+        if rows != now or state.get("ids", self._digest) != self._digest:
+            raise RholossError(
+                f"The state is of a data set of {rows} rows; this one has {now}, or other ids: what was "
+                "remembered would be that of other rows. Make `Planned` with the data set of the saved run."
+            )
         self.begun = state["begun"]
         self.memory.load_state_dict(state["memory"])
         self._merged = self.memory.seen.clone()
         self._enter(state.get("order"), state.get("weight"), state.get("done", 0))
+
+    def _warn_of_missing(self) -> None:
+        """Say so if a whole batch of the last pass was never remembered: it may have been dealt twice."""
+        if self._size and self._num - self._done >= self._size:
+            warnings.warn(
+                f"Of the {self._num} rows of the last pass, {self._done} were remembered on this rank. If "
+                "the loader was prepared by accelerate, which deals rows to ranks, too, use it as it is: "
+                "`Planned` deals them already.",
+                stacklevel=4,
+            )
 
     def _rows(self, index: Any) -> Tensor:
         if self._row_of is None:

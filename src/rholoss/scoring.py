@@ -125,9 +125,14 @@ class Scorer:
                 part = batch if len(cuts) == 1 else _cut(batch, rows, slice(start, stop))
                 parts.append(self.forward(run, part, stop - start, needs, draws))
         reshard(base)
-        if len(parts) == 1:
-            return parts[0]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        measured = parts[0]
+        if len(parts) > 1:
+            measured = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        # Nothing is asked of such a row, so that it would win as soon as others are learnt.
+        empty = losses.no_label_counts(batch, self.loss)
+        if empty is None or len(empty) != rows:
+            return measured
+        return {name: value.masked_fill(empty, -torch.inf) for name, value in measured.items()}
 
     def forward(
         self, run: Any, batch: Any, rows: int, needs: frozenset[str], draws: int

@@ -139,7 +139,9 @@ class Selector:
                 self._warn(model, ids, candidates)
                 k = rows if rows < candidates else self._num_selected(rows)
                 loss_B = self._irreducible_on_host(ids, batch, phase)
-                moves = self.ranks.chooses_together and rows == candidates
+                first = self.step == 0 and not self._checked
+                whole = phase.score or not self.sampler or first  # as all ranks know
+                moves = self.ranks.chooses_together and whole
                 self.ranks.tell(told, ids, k, batch, self.shared, self._same(), moves)
             told.warn_of_same(self.ranks.rank)
             batch = data.to_device(batch, device)
@@ -163,11 +165,8 @@ class Selector:
                 self.source.update(self.body(training), selection.weight)
         # A function of the user's may not be one of the rows.
         found = self.find_index is data.find_index
-        index = (
-            data.find_index(training)
-            if found
-            else data.take(stats.index, position, len(stats.index))
-        )
+        num = len(stats.index)
+        index = data.find_index(training) if found else data.take(stats.index, position, num)
         chosen = Chosen(index, position, selection.weight, score_B)
         self.adopt(stats, chosen, candidates, rows, scored=phase.score)
         return training
@@ -347,6 +346,7 @@ class Selector:
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The loader, but the ledger notes how long it is waited for."""
         self.smallest = last_rows(loader) if self.smallest is None else self.smallest
+        self.ledger.charge(data.irreducible_seconds(loader) if self.reads_irreducible else 0.0)
         return Watched(loader, self.ledger)
 
     def batch_sampler(
@@ -380,6 +380,7 @@ class Selector:
             seed=seed,
             ranks=place(),
         )
+        self.ledger.charge(data.irreducible_seconds(dataset) if self.reads_irreducible else 0.0)
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
         self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
         return self.sampler

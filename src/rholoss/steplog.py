@@ -92,8 +92,8 @@ class StepLog:
 
 def _plain(value: Any) -> Any:
     """Tensors and numpy's numbers as JSON has them; what is not finite, which JSON has not, is null."""
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
     if not isinstance(value, Tensor):
         raise TypeError(f"A {type(value).__name__} cannot be logged: {value!r}")
     listed = value.tolist()

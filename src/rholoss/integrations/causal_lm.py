@@ -24,6 +24,8 @@ class CausalLMLoss:
         Selector("rho", irreducible=il, keep=0.25, loss=CausalLMLoss())
     """
 
+    shifted = True  # each token is predicted from those before it
+
     def __init__(self, tokens: int = 4096) -> None:
         if tokens < 1:
             raise RholossError(f"`tokens` must be at least 1, but is {tokens}.")
