@@ -118,3 +118,4 @@ def labels() -> list[int]:
 
 values = TensorDataset(train.x, train.x[:, 0] * 2)
 here = os.path.dirname(os.path.abspath(__file__))
+splits = {"train": train, "test": train}

@@ -335,6 +335,24 @@ def failures() -> dict[str, str]:
 
 
 @check
+def global_short_batches() -> Any:
+    """While nothing is scored, the last batch of an epoch has 2 rows on one rank and 1 on the others."""
+    schedule = rho.annealed(total_steps=4, switch=0.25, drop=0.0)
+    select = rho.Selector("loss", keep=0.25, choice="global", schedule=schedule)
+    num = 2 * 8 * dist.get_world_size() + dist.get_world_size() + 1
+    data = rho.WithIndex(torch.utils.data.TensorDataset(*(part[:num] for part in problem()[:2])))
+    model = DistributedDataParallel(network())
+    batches = select.batch_sampler(data, 8)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
+    chosen = []
+    for batch in loader:
+        index, x, y = select(model, batch)
+        F.cross_entropy(model(x), y).backward()
+        chosen.append(len(index))
+    return chosen
+
+
+@check
 def samplers() -> Any:
     data = rho.WithIndex(torch.utils.data.TensorDataset(*problem()[:2]))
     found = {}

@@ -44,6 +44,7 @@ def store(tmp_path: Path) -> Path:
         (f"{CHECK} fixtures_task:Split.houldout", "Split has no attribute 'houldout'"),
         (f"{CHECK} fixtures_task:number", "is a int, which is no data set: it needs `__len__`"),
         (f"{CHECK} fixtures_task:loader", "is a DataLoader, which is no data set"),
+        (f"{CHECK} fixtures_task:splits", "is a dict of 'train', 'test', which is no data set"),
         (f"{CHECK} fixtures_task:needs_argument", "cannot be called without arguments (missing a"),
         (
             f"{CHECK} fixtures_task:missing_file",

@@ -226,3 +226,34 @@ def test_losses_are_joined_to_data_with_ids_only(dataset):
         RholossError, match=r"whose rows have no ids; pass `rholoss.WithIndex\(data"
     ):
         rho.WithIrreducible(dataset, Losses())
+
+
+class Table(Dataset):
+    """As a Hugging Face data set that was shuffled: rows that carry the number they had before."""
+
+    def __init__(self):
+        self.column_names, self.index = ["x", "index"], [2, 0, 1]
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, key):
+        return self.index if key == "index" else {"x": 0.0, "index": self.index[key]}
+
+
+def test_a_column_of_numbers_is_what_rows_are_known_by():
+    assert data.ids_of_rows(Table()).tolist() == [2, 0, 1]
+    assert data.ids_of_rows(Subset(Table(), [1, 2])).tolist() == [0, 1]
+
+
+def test_a_data_set_that_grew_is_told():
+    rows = [1, 2, 3]
+    indexed = rho.WithIndex(rows)
+    rows.append(4)
+    with pytest.raises(RholossError, match="had 3 rows when `WithIndex` was made of it, and has 4"):
+        len(indexed)
+
+
+def test_streams_have_no_rows_to_number():
+    with pytest.raises(RholossError, match="`dataset` is a generator, which has no rows"):
+        data.ids_of_rows(iter_ for iter_ in ())

@@ -314,3 +314,7 @@ def test_an_unknown_choice_is_refused():
 def test_on_one_process_a_global_choice_is_a_local_one():
     chosen, theirs = alone(1)[1], alone(1, choice="global")[1]
     assert all(torch.equal(a, b) for a, b in zip(chosen, theirs, strict=True))
+
+
+def test_ranks_agree_whether_rows_move_at_a_short_last_batch(found):
+    assert found["global_short_batches"] == [[2, 2, 1]] * len(found["global_short_batches"])

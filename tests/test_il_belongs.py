@@ -209,6 +209,7 @@ same_ce = types.FunctionType(ce.__code__, ce.__globals__, "same_ce")
         (ce, "classification", True),
         ("classification", ce, True),
         (ce, other_ce, True),
+        (lambda model, batch: ce(model, batch), lambda model, batch: 2 * ce(model, batch), True),
         ("classification", "regression", True),
         (functools.partial(ce), functools.partial(ce), False),
         (torch.nn.Identity(), "classification", False),  # nobody knows

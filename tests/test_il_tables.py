@@ -181,3 +181,9 @@ def test_pickling_a_stored_table_sends_its_name_only(tmp_path):
 def test_weights_that_were_not_kept():
     with pytest.raises(StoreError, match="no weights of member 0: 0 models were kept"):
         Irreducible.from_losses([1.0]).weights()
+
+
+def test_a_parquet_file_that_cannot_be_written_is_told(tmp_path):
+    pytest.importorskip("pyarrow")
+    with pytest.raises(StoreError, match=r"x.parquet could not be written: .*No such file"):
+        Irreducible.from_losses([1.0]).to_parquet(tmp_path / "no" / "x.parquet")

@@ -164,3 +164,49 @@ def test_bald_needs_dropout():
     assert len(rho.Selector("bald", keep=0.1)(model, batch(TensorDataset(X, Y)))[0]) == 4
     for method in ("entropy", "conditional_entropy"):  # mean something without
         rho.Selector(method, keep=0.1)(Model(), batch(TensorDataset(X, Y)))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.text, self.image = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, text=None, image=None):
+        return self.text(text) if image is None else self.image(image)
+
+
+def test_one_input_goes_by_its_name_where_the_model_has_it():
+    model = Two()
+    by_name = TASKS["classification"](model, {"image": X, "labels": Y})
+    expected = F.cross_entropy(model.image(X), Y, reduction="none")
+    torch.testing.assert_close(by_name, expected)
+    other = TASKS["classification"](model, {"pixels": X, "labels": Y})  # no name of the model's
+    torch.testing.assert_close(other, F.cross_entropy(model.text(X), Y, reduction="none"))
+
+
+@pytest.mark.parametrize("method", ["loss", "rho", "grad_norm", "entropy"])
+def test_a_row_without_a_label_is_not_chosen(method):
+    """Nothing is asked of it: its loss is 0, which is more than -1."""
+    labels = Y.clone()
+    labels[:20] = -100
+    il = torch.full((40,), 1.0)
+    il[:20] = 0.0
+    select = rho.Selector(method, keep=0.5, irreducible=il)
+    index, *_ = select(Model(), (torch.arange(40), X, labels))
+    assert (index >= 20).all()
+    with pytest.raises(RholossError, match=r"no label of the rows counts \(all are -100\)"):
+        rho.Selector(method, keep=0.6, irreducible=il)(Model(), (torch.arange(40), X, labels))
+
+
+@pytest.mark.parametrize(("loss", "first"), [("tokens", 0), ("causal_lm", 1)])
+def test_a_text_of_which_no_token_counts_is_not_chosen(loss, first):
+    tokens = torch.randint(0, 8, (12, 6))
+    labels = tokens.clone()
+    labels[:4, first:] = -100
+    labels[5, 2:] = -100  # some do
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+    index, *_ = rho.Selector("rho", keep=8 / 12, irreducible=torch.full((12,), 9.0), loss=loss)(
+        model, (torch.arange(12), tokens, labels)
+    )
+    assert sorted(index.tolist()) == list(range(4, 12))

@@ -321,3 +321,13 @@ def test_a_quantity_of_ones_own():
     wrong = Scorer(quantities={"margin": lambda logits, target: logits.sum()})
     with pytest.raises(RholossError, match="`margin` must return one number for each of the 24"):
         wrong.dry_run(net(), (x, y), 24, frozenset({"margin"}))
+
+
+def test_a_model_in_eval_mode_keeps_its_statistics():
+    """Fine-tuning with all of BatchNorm frozen; the candidates' own statistics are read all the same."""
+    model, (x, y) = net().eval(), candidates()
+    before = [buffer.clone() for buffer in model.buffers()]
+    found = Scorer(batch_norm="train").measure(model, (x, y), 24, LOSS)["loss"]
+    assert all(torch.equal(*pair) for pair in zip(before, model.buffers(), strict=True))
+    expected = Scorer(batch_norm="batch").measure(net(), (x, y), 24, LOSS)["loss"]
+    torch.testing.assert_close(found, expected)

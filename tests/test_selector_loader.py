@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rholoss as rho
 from rholoss import core, picks
 from rholoss.errors import RholossError
+from rholoss.steplog import read_log
 
 ROWS = 1000
 
@@ -91,3 +92,30 @@ def test_a_live_model_takes_importance_weights_as_the_specification_does(points)
     )  # fmt: skip
     assert torch.equal(live.weight, their_live.weight)
     assert torch.equal(model.weight.grad, theirs.weight.grad)
+
+
+@pytest.mark.parametrize("way", ["watch", "batch_sampler"])
+@pytest.mark.parametrize(("method", "charged"), [("rho", 1000.0), ("loss", 0.0)])
+def test_losses_that_come_with_the_batches_cost_what_they_cost(points, way, method, charged):
+    il = rho.Irreducible.from_losses(torch.rand(ROWS), seconds=1000.0)
+    data, select = rho.WithIrreducible(points, il), rho.Selector(method, keep=0.1)
+    if way == "watch":
+        loader = select.watch(DataLoader(data, batch_size=100))
+    else:
+        loader = DataLoader(data, batch_sampler=select.batch_sampler(data, 100))
+    run(select, loader)
+    assert select.ledger.il_seconds == charged
+
+
+def test_ids_may_be_arrays_in_the_log_too(points, tmp_path):
+    path, model = tmp_path / "chosen.jsonl", nn.Linear(6, 3)
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    select = rho.Selector("loss", keep=0.5, index=lambda b: b["id"].numpy(), log=path, loss=loss)
+    for _ in range(2):
+        select(model, {"id": torch.arange(4), "x": torch.randn(4, 6), "y": torch.zeros(4).long()})
+    select.flush()
+    steps = [line for line in read_log(path) if line["type"] == "step"]
+    assert [len(line["index"]) for line in steps] == [2, 2]
