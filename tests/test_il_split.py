@@ -113,23 +113,32 @@ def test_overlap_of_holdout_and_score_is_a_warning_only_for_views_of_one_data_se
 
 
 def test_rows_that_holdout_and_training_set_share_are_found_if_each_was_made_anew():
-    def made(rows, labels=None):
-        x, y = torch.randn(60, 2), torch.arange(60) % 3
-        return Subset(TensorDataset(x, y if labels is None else labels), rows)
+    def made(rows, seed=0):
+        x = torch.randn(60, 2, generator=torch.Generator().manual_seed(seed))
+        return Subset(TensorDataset(x, torch.arange(60) % 3), rows)
+
+    class Folder(list):
+        """Augments its items at random."""
+
+        def __init__(self, name):
+            super().__init__(range(60))
+            self.samples = [(f"{name}/{row}.png", 0) for row in range(60)]
+
+        def __getitem__(self, row):
+            return torch.randn(2), 0
 
     with pytest.warns(
         UserWarning, match=r"20 of the 40 points .* seem to be .* also in the holdout"
     ):
         split.holdout(made(range(20, 60)), points_of(made(range(40)), "score"), 0)
-    others = [
-        made(range(20, 60), labels=torch.arange(60) % 4),
-        made(range(40, 60)),
-        TensorDataset(torch.randn(60, 2)),  # no labels to compare
-    ]
+    with pytest.warns(UserWarning, match=r"60 of the 60 points"):
+        split.holdout(Folder("train"), points_of(Folder("train"), "score"), 0)
+    others = [made(range(20, 60), seed=1), made(range(40, 60)), Folder("train")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for other in others:
+        for other in others:  # the labels of the first are the same
             split.holdout(other, points_of(made(range(40)), "score"), 0)
+        split.holdout(Folder("valid"), points_of(Folder("train"), "score"), 0)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True])

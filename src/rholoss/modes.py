@@ -89,10 +89,9 @@ def submodules(model: nn.Module) -> list[nn.Module]:
 def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterator[None]:
     """Eval mode, apart from BatchNorm as `batch_norm` says and dropout if asked for.
 
-    'train': statistics of the candidates, running statistics move (the paper; not those of a model that is
-    in eval mode as a whole). 'batch': statistics of the candidates, running statistics kept. 'eval':
-    running statistics. A BatchNorm layer that is frozen (in eval mode inside a model in train mode) stays
-    frozen. Flags go through `__dict__`
+    'train': statistics of the candidates, running statistics move (the paper). 'batch': statistics of
+    the candidates, running statistics kept. 'eval': running statistics. A BatchNorm layer that is
+    frozen (in eval mode inside a model in train mode) stays frozen. Flags go through `__dict__`
     because `Module.__setattr__` costs more than all else that is done here.
     """
     # What `torch.compile` puts around a module has no flag of its own.
@@ -102,12 +101,11 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
     flags = [state["training"] for state in modules]
     tracked = []
     frozen_apart = model.training
-    keeps = batch_norm == "batch" or not model.training
     try:
         for state, is_norm, trains in zip(modules, normalises, flags, strict=True):
             trains = trains or not frozen_apart
             state["training"] = trains and (batch_norm != "eval" if is_norm else dropout)
-            if is_norm and keeps and state["training"]:
+            if is_norm and batch_norm == "batch" and state["training"]:
                 tracked.append((state, state["track_running_stats"]))
                 state["track_running_stats"] = False  # so that no buffer is passed to the kernel
         yield

@@ -105,6 +105,8 @@ class Scorer:
             run = base if eager else self._compiled_copy(base)
         draws = self.draws if needs & MONTE_CARLO else 1
         dropout = self.dropout or draws > 1
+        # A model that is in eval mode as a whole is not to be moved.
+        norm = "batch" if self.batch_norm == "train" and not base.training else self.batch_norm
         device = data.device_of(base)
         cuts = [(0, rows)]
         if self.chunk:
@@ -112,7 +114,7 @@ class Scorer:
             cuts = [(rows * i // passes, rows * (i + 1) // passes) for i in range(passes)]
         with (
             torch.no_grad(),
-            scoring_mode(base, batch_norm=self.batch_norm, dropout=dropout),
+            scoring_mode(base, batch_norm=norm, dropout=dropout),
             kept_random_state(device, seed if dropout else None),
             kept_buffers(base, self._protected),
             own_autocast(device, self.dtype),
