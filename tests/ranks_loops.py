@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
 from rholoss.distributed import leave
+from rholoss.errors import RholossError
 
 CANDIDATES = round(TRAINED / KEEP) // 2  # of each rank
 
@@ -23,7 +24,7 @@ def loader():
     return DataLoader(indexed(), batch_size=CANDIDATES, shuffle=True)
 
 
-def lightning(select, net, own_batches=False):
+def lightning(select, net, own_batches=False, watched=False):
     import lightning as L
 
     from rholoss.integrations.lightning import RhoCallback
@@ -44,6 +45,8 @@ def lightning(select, net, own_batches=False):
             return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
 
         def train_dataloader(self):  # called when the ranks are there
+            if watched:
+                return select.watch(loader())
             if not own_batches:
                 return loader()
             batches = select.batch_sampler(indexed(), CANDIDATES)
@@ -59,6 +62,13 @@ def lightning(select, net, own_batches=False):
 
 def lightning_batches(select, net):
     lightning(select, net, own_batches=True)
+
+
+def lightning_watched(select, net):
+    try:
+        lightning(select, net, watched=True)
+    except RholossError as error:
+        return {"error": str(error)}
 
 
 def fabric(select, net):
@@ -118,7 +128,7 @@ def huggingface(select, net):
 
 
 def main(name, folder):
-    loops = (lightning, lightning_batches, fabric, accelerate, huggingface)
+    loops = (lightning, lightning_batches, lightning_watched, fabric, accelerate, huggingface)
     run = {loop.__name__: loop for loop in loops}[name]
     select, seen = recorded(log=folder / "log.jsonl")  # before the ranks know of each other
     net = Classifier().net

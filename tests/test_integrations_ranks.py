@@ -81,3 +81,10 @@ def test_started_by_torchrun(tmp_path, loop, framework):
 def test_started_by_lightning_itself(tmp_path):
     pytest.importorskip("lightning")
     check(launch(tmp_path, "lightning"), tmp_path)
+
+
+def test_a_loader_that_lightning_would_not_deal_is_refused_on_every_rank(tmp_path):
+    pytest.importorskip("lightning")
+    for rank in launch(tmp_path, "lightning_watched"):
+        assert "Lightning does not deal to its 2 ranks: each would run over all" in rank["error"]
+        assert rank["chosen"] == []

@@ -23,6 +23,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ROOMS = {
     "core": "",
     "errors": "",
+    "dealing": "",
     "scores": "core",
     "picks": "core",
     "quantities": "core",
@@ -41,13 +42,13 @@ ROOMS = {
     "ladder": "core distributed guard sources steplog",
     "arguments": "core ladder losses naming schedules sources",
     "ledger": "core steplog",
-    "sampler": "core data picks",
+    "sampler": "core data dealing picks",
     "memory": "core",
     "plans": "memory",
     "planned": "core data distributed memory sampler",
     "modes": "core",
     "scoring": "core data losses modes quantities",
-    "streams": "core data distributed sources",
+    "streams": "core data dealing distributed sources",
     "il": "core data distributed losses modes naming scoring sources progress streams il",
     "state": "selector",
     "selector": (

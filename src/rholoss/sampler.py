@@ -11,6 +11,7 @@ from torch.utils.data import Sampler
 
 from rholoss.core import step_generator
 from rholoss.data import ids_of_rows
+from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
 from rholoss.picks import random_k
 
@@ -118,6 +119,10 @@ class CandidateBatches(Sampler[list[int]]):
         return torch.randperm(len(self.ids), generator=step_generator(self.seed, EPOCHS + epoch))
 
     def __iter__(self) -> Iterator[list[int]]:
+        check_dealt_once(self, self.ranks)  # when a loader begins, and not with its first batch
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         epoch, done = divmod(self._step(), len(self))
         for place in range(done, len(self)):
             yield self.at(epoch * len(self) + place)

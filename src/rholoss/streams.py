@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rholoss import data
 from rholoss.core import step_generator
+from rholoss.dealing import check_dealt_once
 from rholoss.distributed import place
 from rholoss.errors import RholossError
 from rholoss.sources import raise_unmeasured
@@ -94,6 +95,10 @@ class Stream(IterableDataset[Any]):
         return found
 
     def __iter__(self) -> Iterator[Any]:
+        check_dealt_once(self, self.ranks)  # when a loader begins, and not with its first batch
+        return self._attached()
+
+    def _attached(self) -> Iterator[Any]:
         keyed = self._behind(self._keyed(), self._rows_done())
         if self.irreducible is None:
             for key, item in keyed:
