@@ -68,12 +68,19 @@ def check(ranks, folder):
 
 @pytest.mark.parametrize(
     ("loop", "framework"),
-    [("fabric", "lightning"), ("accelerate", "accelerate"), ("huggingface", "transformers")],
+    [
+        ("fabric", "lightning"),
+        ("accelerate", "accelerate"),
+        ("huggingface", "transformers"),
+        ("huggingface_stream", "transformers"),  # a `Stream`, which is not dealt once more
+    ],
 )
 def test_started_by_torchrun(tmp_path, loop, framework):
     pytest.importorskip(framework)
     ranks = launch(tmp_path, loop, *TORCHRUN)
     check(ranks, tmp_path)
+    if loop == "huggingface_stream":  # each log is complete whenever there is a state to go on from
+        assert [rank["logged"] for rank in ranks] == [[4, 8], [4, 8]]
     if loop == "huggingface":
         assert ranks[0]["rows"] == pytest.approx(8 * TRAINED, rel=0.05)  # of both together
 

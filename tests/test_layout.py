@@ -80,6 +80,7 @@ TESTED_BY = {
     "il/score": "il_fit",
     "il/train": "il_fit",
     "il/views": "il_fingerprint",
+    "integrations/padding": "integrations_hf_parts",
     "arguments": "selector",
     "errors": "layout",
     "modes": "scoring",
