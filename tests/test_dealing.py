@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import rholoss as rho
+from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
 
 pytest.importorskip("accelerate", reason="pip install 'rholoss[hf]'")
@@ -46,6 +47,18 @@ def test_a_second_dealing_is_refused(loader, dispatch):
     if not dispatch:
         with pytest.raises(RholossError, match=REFUSED):
             list(skip_first_batches(prepared, 1))
+
+
+def test_a_sampler_of_rows_can_tell_too():
+    class Rows(Sampler):
+        def __iter__(self):
+            check_dealt_once(self, 2)
+            return iter(range(8))
+
+    loader = DataLoader(list(range(8)), batch_size=2, sampler=Rows())
+    assert len(list(loader)) == 4
+    with pytest.raises(RholossError, match=REFUSED):
+        list(prepare_data_loader(loader, num_processes=2, process_index=0))
 
 
 def test_what_only_moves_batches_and_what_is_not_prepared_is_left_alone(loader):

@@ -8,11 +8,12 @@ from typing import Any
 
 from rholoss.errors import RholossError
 
-DEPTH = 10  # wrappers round a data set or a batch sampler
+DEPTH = 10  # wrappers round a data set or a sampler
+INNER = ("dataset", "batch_sampler", "sampler")
 
 
 def check_dealt_once(own: Any, ranks: int) -> None:
-    """Raise if accelerate deals out again what `own`, a data set or a batch sampler, dealt already.
+    """Raise if accelerate deals out again what `own`, a data set or a sampler, dealt already.
 
     The rows that a second dealing leaves out would never be seen. Nothing is wrong in the batches
     themselves, so it is looked for in the loader that accelerate says is being iterated over.
@@ -38,9 +39,9 @@ def _deals_again(loader: Any, own: Any) -> bool:
 
 
 def _within(part: Any) -> Iterator[Any]:
-    """A data set or a batch sampler, and what it is wrapped round."""
+    """A data set or a sampler, and what it is wrapped round."""
     for _ in range(DEPTH):
         if part is None:
             return
         yield part
-        part = getattr(part, "dataset", getattr(part, "batch_sampler", None))
+        part = next((getattr(part, name) for name in INNER if hasattr(part, name)), None)
