@@ -5,12 +5,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fixtures_integrations import KEEP, LEARNING_RATE, TRAINED, Classifier, points, recorded
+from fixtures_integrations import KEEP, LEARNING_RATE, ROWS, TRAINED, Classifier, points, recorded
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
 from rholoss.distributed import leave
+from rholoss.errors import RholossError
 
 CANDIDATES = round(TRAINED / KEEP) // 2  # of each rank
 
@@ -23,7 +24,7 @@ def loader():
     return DataLoader(indexed(), batch_size=CANDIDATES, shuffle=True)
 
 
-def lightning(select, net, own_batches=False):
+def lightning(select, net, own_batches=False, watched=False):
     import lightning as L
 
     from rholoss.integrations.lightning import RhoCallback
@@ -44,6 +45,8 @@ def lightning(select, net, own_batches=False):
             return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
 
         def train_dataloader(self):  # called when the ranks are there
+            if watched:
+                return select.watch(loader())
             if not own_batches:
                 return loader()
             batches = select.batch_sampler(indexed(), CANDIDATES)
@@ -59,6 +62,13 @@ def lightning(select, net, own_batches=False):
 
 def lightning_batches(select, net):
     lightning(select, net, own_batches=True)
+
+
+def lightning_watched(select, net):
+    try:
+        lightning(select, net, watched=True)
+    except RholossError as error:
+        return {"error": str(error)}
 
 
 def fabric(select, net):
@@ -95,30 +105,57 @@ def accelerate(select, net):
                 optimizer.zero_grad()
 
 
-def huggingface(select, net):
+def huggingface(select, net, streamed=False):
     from fixtures_integrations import Rows
-    from transformers import TrainingArguments
+    from transformers import TrainerCallback, TrainingArguments
 
     from rholoss.integrations.huggingface import RhoTrainer
 
+    def read(shard):
+        return ({**Rows()[row], "name": row} for row in range(shard, ROWS, 8))
+
+    logged = []  # lines of this rank's log, whenever a checkpoint was written
+
+    class Saved(TrainerCallback):
+        def on_save(self, *_, **__):
+            path = select.ranks.own_path(select.log.path.parent / "log.jsonl")
+            logged.append(len(path.read_text().splitlines()) if path.exists() else 0)
+
+    train = rho.Stream(range(8), read, key="name", shuffle=True) if streamed else Rows()
+    more = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2} if streamed else {}
     model = Classifier()
     model.net = net
     settings = TrainingArguments(
         "out", per_device_train_batch_size=TRAINED // 2, num_train_epochs=2,
         gradient_accumulation_steps=2, use_cpu=True, ddp_backend="gloo", report_to=[],
-        disable_tqdm=True, save_strategy="no", max_grad_norm=0.0, ddp_find_unused_parameters=False,
+        disable_tqdm=True, max_grad_norm=0.0, ddp_find_unused_parameters=False,
+        **{"save_strategy": "no", **more},
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     trainer = RhoTrainer(
-        model, settings, train_dataset=Rows(), optimizers=(optimizer, constant), selector=select
-    )
+        model, settings, train_dataset=train, optimizers=(optimizer, constant), selector=select,
+        callbacks=[Saved()],
+    )  # fmt: skip
     metrics = trainer.train().metrics
-    return {"rows": metrics["train_samples_per_second"] * metrics["train_runtime"]}
+    rows = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    return {"rows": rows, "logged": logged}
+
+
+def huggingface_stream(select, net):
+    return huggingface(select, net, streamed=True)
 
 
 def main(name, folder):
-    loops = (lightning, lightning_batches, fabric, accelerate, huggingface)
+    loops = (
+        lightning,
+        lightning_batches,
+        lightning_watched,
+        fabric,
+        accelerate,
+        huggingface,
+        huggingface_stream,
+    )
     run = {loop.__name__: loop for loop in loops}[name]
     select, seen = recorded(log=folder / "log.jsonl")  # before the ranks know of each other
     net = Classifier().net

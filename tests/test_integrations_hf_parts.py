@@ -6,7 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures_integrations import CANDIDATES, ROWS, TRAINED, Classifier, Rows, points, recorded
+from fixtures_integrations import (
+    CANDIDATES,
+    ROWS,
+    TRAINED,
+    WIDTH,
+    Classifier,
+    Rows,
+    points,
+    recorded,
+)
 from torch.utils.data import IterableDataset, TensorDataset
 
 import rholoss as rho
@@ -17,7 +26,8 @@ transformers = pytest.importorskip("transformers", reason="pip install 'rholoss[
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets")
 
-from rholoss.integrations.huggingface import KeepIds, RhoMixin, RhoTrainer, trimmed  # noqa: E402
+from rholoss.integrations.huggingface import KeepIds, RhoMixin, RhoTrainer  # noqa: E402
+from rholoss.integrations.padding import trimmed  # noqa: E402
 
 
 def trainer_of(folder, select, dataset, **more):
@@ -25,18 +35,18 @@ def trainer_of(folder, select, dataset, **more):
     options |= {"use_cpu": True, "save_strategy": "no", "per_device_train_batch_size": TRAINED}
     drop = {"dataloader_drop_last": more.pop("drop_last", False)}
     arguments = transformers.TrainingArguments(str(folder), **options, **drop)
-    return RhoTrainer(Classifier(), arguments, train_dataset=dataset, selector=select, **more)
+    model = more.pop("model", None) or Classifier()
+    return RhoTrainer(model, arguments, train_dataset=dataset, selector=select, **more)
 
 
 def test_padding_that_no_selected_row_needs_is_cut():
     mask = torch.tensor([[0, 1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0]])
     tokens = torch.arange(16).view(2, 8)
     classes = torch.tensor([1, 2])
-    batch = {"input_ids": tokens, "attention_mask": mask, "labels": classes, "soft": mask.float()}
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": classes}
     cut = trimmed(batch)
     assert cut["input_ids"].tolist() == [[1, 2, 3], [9, 10, 11]]
     assert cut["labels"] is classes
-    assert cut["soft"].shape == (2, 8)  # floats are features, whatever their shape
     assert trimmed(batch, multiple=4)["input_ids"].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12]]
     counted = torch.full((2, 8), -100)
     counted[0, 5] = 7
@@ -44,6 +54,15 @@ def test_padding_that_no_selected_row_needs_is_cut():
     many = torch.ones(2, 8, dtype=torch.long)  # multi-label targets that happen to be as wide
     assert trimmed({**batch, "labels": many})["labels"].shape == (2, 8)
     assert trimmed({"x": tokens}) == {"x": tokens}
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 8, 4), (2, 1, 8, 8)])
+def test_padding_stays_where_something_else_may_belong_to_its_columns(shape):
+    """Weights of tokens, boxes of LayoutLM, masks of pairs."""
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]])
+    batch = {"input_ids": mask, "attention_mask": mask, "more": torch.zeros(shape)}
+    assert trimmed(batch)["input_ids"].shape == (2, 8)
+    assert trimmed({**batch, "more": torch.zeros(2, 3)})["input_ids"].shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +131,55 @@ def test_collators_of_tuples_see_their_own_tuples(tmp_path, wrap):
         chosen.append(seen.chosen)
     assert len(chosen[0]) == 3
     assert chosen[0] == chosen[1]
+
+
+def test_ids_that_cannot_be_sent_to_other_processes_are_told_of():
+    items = [{"x": torch.zeros(1), "index": "http://a"}]
+    numbered = [{"x": torch.zeros(1), "index": 3}]
+    collate = transformers.default_data_collator
+    assert KeepIds(collate)(items)["index"] == ["http://a"]
+    assert KeepIds(collate, sent=True)(numbered)["index"].tolist() == [3]
+    with pytest.raises(
+        RholossError, match=r"'http://a'.*accelerator_config=\{'dispatch_batches': Fa"
+    ):
+        KeepIds(collate, sent=True)(items)
+
+
+class FrozenNorm(Classifier):
+    """Fine-tuning with frozen BatchNorm, the usual way."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x, labels=None):
+        return super().forward(self.norm(x), labels)
+
+
+def test_layers_that_the_model_keeps_frozen_stay_so_after_an_evaluation(tmp_path):
+    model = FrozenNorm().train()
+    trainer = trainer_of(tmp_path, recorded()[0], Rows(), model=model, eval_dataset=Rows())
+    trainer.evaluate()  # leaves the model in eval mode
+    trainer.train()
+    assert int(model.norm.num_batches_tracked) == 0
+    assert torch.equal(model.norm.running_mean, torch.zeros(WIDTH))
+
+
+def test_shards_of_a_stream_come_in_another_order_in_each_epoch(tmp_path):
+    def read(shard):
+        return ({**Rows()[shard * 8 + row], "name": shard * 8 + row} for row in range(8))
+
+    select, seen = recorded()
+    stream = rho.Stream(range(ROWS // 8), read, key="name", shuffle=True)
+    trainer_of(tmp_path, select, stream, max_steps=8).train()
+    orders = [torch.cat(seen.candidates[at : at + 4]).tolist() for at in (0, 4)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(ROWS))
 
 
 def test_items_and_joined_losses_stay_apart_from_their_ids():

@@ -68,12 +68,19 @@ def check(ranks, folder):
 
 @pytest.mark.parametrize(
     ("loop", "framework"),
-    [("fabric", "lightning"), ("accelerate", "accelerate"), ("huggingface", "transformers")],
+    [
+        ("fabric", "lightning"),
+        ("accelerate", "accelerate"),
+        ("huggingface", "transformers"),
+        ("huggingface_stream", "transformers"),  # a `Stream`, which is not dealt once more
+    ],
 )
 def test_started_by_torchrun(tmp_path, loop, framework):
     pytest.importorskip(framework)
     ranks = launch(tmp_path, loop, *TORCHRUN)
     check(ranks, tmp_path)
+    if loop == "huggingface_stream":  # each log is complete whenever there is a state to go on from
+        assert [rank["logged"] for rank in ranks] == [[4, 8], [4, 8]]
     if loop == "huggingface":
         assert ranks[0]["rows"] == pytest.approx(8 * TRAINED, rel=0.05)  # of both together
 
@@ -81,3 +88,10 @@ def test_started_by_torchrun(tmp_path, loop, framework):
 def test_started_by_lightning_itself(tmp_path):
     pytest.importorskip("lightning")
     check(launch(tmp_path, "lightning"), tmp_path)
+
+
+def test_a_loader_that_lightning_would_not_deal_is_refused_on_every_rank(tmp_path):
+    pytest.importorskip("lightning")
+    for rank in launch(tmp_path, "lightning_watched"):
+        assert "Lightning does not deal to its 2 ranks: each would run over all" in rank["error"]
+        assert rank["chosen"] == []

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
 
 from rholoss.errors import RholossError
 from rholoss.ledger import Ledger, Verdict, Watched
@@ -260,3 +262,23 @@ def test_the_log_of_a_baseline_tells_what_its_irreducible_losses_cost(tmp_path):
     own.marks = [(10, 50.0, 0.95)]
     assert own.verdict(path).baseline_seconds == own.verdict(base).baseline_seconds >= 100
     assert own.verdict(path).paid
+
+
+def test_ranks_that_all_run_over_the_same_rows_are_told_of(monkeypatch):
+    rows = list(range(8))
+    plain = Watched(DataLoader(rows, batch_size=4), Ledger())
+    assert not plain.undealt  # alone
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    with pytest.warns(
+        UserWarning, match="Each rank runs over all rows of the loader that `select.w"
+    ):
+        assert len(list(plain)) == 2
+    list(plain)  # once
+    list(Watched(DataLoader(rows, sampler=DistributedSampler(rows, 2, 0)), Ledger()))
+    list(Watched(DataLoader(rows, batch_sampler=[[0, 1], [2, 3]]), Ledger()))
+    list(Watched(iter([1, 2]), Ledger()))
+    prepared = DataLoader(rows, batch_size=4)
+    prepared._is_accelerate_prepared = True  # one rank reads for all
+    list(Watched(prepared, Ledger()))

@@ -183,6 +183,37 @@ def test_each_candidate_is_visited_once_in_each_epoch(dataset, il):
     assert (select.ledger.steps, select.ledger.candidates) == (22, 2 * ROWS)
 
 
+@pytest.mark.parametrize("left_out", ["a batch", "the end"])
+def test_a_pass_that_is_shorter_because_of_the_last_one_is_told_of_once(dataset, left_out):
+    select, target = rho.Selector("loss", keep=0.1), model()
+    loader = DataLoader(dataset, batch_sampler=select.batch_sampler(dataset, BATCH))
+    passes = []
+
+    def one_pass():
+        batches = 0
+        for place, batch in enumerate(loader):
+            batches += 1
+            if not passes and place == 6:
+                if left_out == "the end":
+                    break
+                continue
+            select(target, batch)
+        passes.append(batches)
+
+    next(iter(loader))  # a look, from which nothing is selected
+    one_pass()
+    missing = {
+        "a batch": "has 1 of 11 batches: .* stopped at 10",
+        "the end": "has 5 of 11 .* at 6 of",
+    }
+    with pytest.warns(UserWarning, match=missing[left_out]):
+        one_pass()
+    one_pass()
+    next(batch for batch in loader if select(target, batch))
+    one_pass()  # short once more: said once
+    assert passes[1:] == [1 if left_out == "a batch" else 5, 11, 10]
+
+
 def test_workers_that_load_ahead_change_nothing(dataset, il):
     runs = []
     for num_workers in (0, 2):

@@ -149,6 +149,23 @@ def test_a_resumed_epoch_is_the_only_one_that_begins_in_its_middle():
     assert len(list(data)) == len(keys(DataLoader(data, batch_size=10, num_workers=2))) == 120
 
 
+def test_workers_that_outlive_an_epoch_know_the_next_one():
+    data = stream(shuffle=True)
+    loader = DataLoader(data, batch_size=10, num_workers=1, persistent_workers=True)
+    expected = []
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        expected.append([item["index"] for item in data])
+    for data.epoch in range(3):
+        assert keys(loader) == expected[data.epoch]
+    assert expected[0] != expected[1] != expected[2]
+    data.epoch = 1
+    data.resume(4, 10)
+    assert keys(loader) == expected[1][40:]
+    data.epoch = 2
+    assert keys(loader) == expected[2]
+
+
 def test_batches_of_earlier_epochs_are_not_taken_for_some_of_this_one():
     data = stream()
     data.resume(12, 10)

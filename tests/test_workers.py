@@ -130,6 +130,7 @@ def test_the_trainer_waits_no_longer_than_asked(launch):
     assert counts.by_workers >= 4
 
 
+@pytest.mark.filterwarnings("ignore:This pass over `select.batch_sampler` has 7 of 10")  # by steps
 def test_what_a_dead_worker_had_in_hand_is_not_waited_for(launch):
     def stuck(model, batch):
         if stop.is_set():

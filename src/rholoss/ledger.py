@@ -10,11 +10,14 @@ import contextlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from rholoss.errors import RholossError
 from rholoss.steplog import read_log
@@ -312,6 +315,20 @@ class Watched:
 
     def __init__(self, loader: Iterable[Any], ledger: Ledger) -> None:
         self.loader, self.ledger = loader, ledger
+        self._told = False
+
+    @property
+    def undealt(self) -> bool:
+        """Whether each of several ranks runs over all rows of its data set: nobody deals them out.
+
+        accelerate and Lightning deal out a loader that they are given themselves, but not this one.
+        """
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if ranks == 1 or getattr(self.loader, "_is_accelerate_prepared", False):
+            return False
+        batches = type(getattr(self.loader, "batch_sampler", None))
+        rows = type(getattr(self.loader, "sampler", None))
+        return batches is BatchSampler and rows in (RandomSampler, SequentialSampler)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -323,6 +340,15 @@ class Watched:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.undealt and not self._told:
+            self._told = True
+            warnings.warn(
+                "Each rank runs over all rows of the loader that `select.watch` was given. If the ranks "
+                "should share them, give each its part: watch what `accelerator.prepare` or a "
+                "DistributedSampler's loader gives, or DataLoader(dataset, "
+                "batch_sampler=select.batch_sampler(dataset, batch_size)).",
+                stacklevel=2,
+            )
         iterator, ledger = iter(self.loader), self.ledger
         while True:
             ledger.start()

@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 from rholoss import distributed
 from rholoss.core import step_generator
 from rholoss.data import ids_of_rows
+from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
 from rholoss.memory import Memory, Plan, Situation, check_epoch
 from rholoss.sampler import EPOCHS
@@ -108,6 +109,10 @@ class Planned(DistributedSampler[int]):
         return loss_k.mean() if self.weight is None else (loss_k * self.weight[row_k]).mean()
 
     def __iter__(self) -> Iterator[int]:
+        check_dealt_once(self, self._ranks)
+        return self._pass()
+
+    def _pass(self) -> Iterator[int]:
         order = self.order
         if order is None or not self._open:
             order = self._begin()

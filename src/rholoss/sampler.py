@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import Sampler
 
 from rholoss.core import step_generator
 from rholoss.data import ids_of_rows
+from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
 from rholoss.picks import random_k
 
@@ -42,8 +44,9 @@ class CandidateBatches(Sampler[list[int]]):
     One epoch visits every row once as a candidate, in an order that is a function of (seed, epoch).
     Where the schedule chooses uniformly, the choice is made here, by the very draw that the selector
     would make, and only the chosen rows are loaded. Epoch and place in it follow from the selector's
-    step, so a resumed run goes on with the next batch. Of several ranks each gets its part of a batch
-    of `ranks` x `batch_size` rows.
+    step, so a resumed run goes on with the next batch, and so does a pass behind one that was left
+    early; it has the batches that are left of the epoch, which is told of once. Of several ranks each
+    gets its part of a batch of `ranks` x `batch_size` rows.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class CandidateBatches(Sampler[list[int]]):
         )
         self._step, self._choose = step, choose
         self._kept: tuple[int, Tensor] | None = None  # an epoch and its order
+        self._begun: int | None = None  # the step at which the last pass began
+        self._told = False
 
     def __len__(self) -> int:
         rows, whole = len(self.ids), self.batch_size * self.ranks
@@ -118,9 +123,29 @@ class CandidateBatches(Sampler[list[int]]):
         return torch.randperm(len(self.ids), generator=step_generator(self.seed, EPOCHS + epoch))
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, done = divmod(self._step(), len(self))
+        check_dealt_once(self, self.ranks)  # when a loader begins, and not with its first batch
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
+        step = self._step()
+        epoch, done = divmod(step, len(self))
+        self._tell_of_a_short_pass(step, done)
         for place in range(done, len(self)):
             yield self.at(epoch * len(self) + place)
+
+    def _tell_of_a_short_pass(self, step: int, done: int) -> None:
+        """Loops that count passes would take it for an epoch. A resumed run's first pass is meant so."""
+        begun, self._begun = self._begun, step
+        if self._told or not done or begun is None or not begun < step < begun + len(self):
+            return
+        self._told = True
+        warnings.warn(
+            f"This pass over `select.batch_sampler` has {len(self) - done} of {len(self)} batches: an epoch "
+            f"ends when `select` was called for each of its batches, and the last pass stopped at {done} of "
+            "them. Call `select` for every batch, and do not end passes early (a `break`, Lightning's "
+            "`limit_train_batches`, a batch that is left out); or count steps, not passes.",
+            stacklevel=3,
+        )
 
     def at(self, step: int) -> list[int]:
         """Positions of the rows of one step's batch."""

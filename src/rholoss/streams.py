@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rholoss import data
 from rholoss.core import step_generator
+from rholoss.dealing import check_dealt_once
 from rholoss.distributed import place
 from rholoss.errors import RholossError
 from rholoss.sources import raise_unmeasured
@@ -53,14 +54,29 @@ class Stream(IterableDataset[Any]):
     ) -> None:
         self.shards, self.read, self.key = list(shards), read, key
         self.irreducible, self.shuffle, self.seed = irreducible, shuffle, seed
-        self.repeat, self.epoch = repeat, 0
+        self.repeat = repeat
         self.rank, self.ranks = place()
-        self._done, self._batch_size, self._resumed = 0, 1, 0
+        # The present epoch; the batches that are done, their size, and the epoch that they belong to.
+        # Shared, so that workers of a loader that outlive an epoch know what was set since they began.
+        self._place = torch.tensor([0, 0, 1, 0], device="cpu").share_memory_()
         if len(self.shards) < self.ranks:
             raise RholossError(
                 f"`shards` has {len(self.shards)} entries for {self.ranks} ranks, so that some of them "
                 "would have nothing to read; cut the data into more shards."
             )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose order the next pass has; to be set before it."""
+        return int(self._place[0])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._place[0] = epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The same, by the name that loaders of frameworks call when a pass begins."""
+        self.epoch = epoch
 
     def resume(self, batches: int, batch_size: int) -> None:
         """Go on behind so many batches of this rank, which is `select.step` if each was selected from.
@@ -68,7 +84,7 @@ class Stream(IterableDataset[Any]):
         What was read before is read again, but nothing is yielded of it. Without `repeat`, these are
         the batches of the present `epoch`, which is set before; later ones begin at their beginning.
         """
-        self._done, self._batch_size, self._resumed = batches, batch_size, self.epoch
+        self._place[1:] = torch.tensor([batches, batch_size, self.epoch], device="cpu")
 
     def items(self, shard: Any) -> Iterator[tuple[Any, Any]]:
         """The key and the item of each row of a shard; an entry that is the key is taken out of it."""
@@ -94,6 +110,10 @@ class Stream(IterableDataset[Any]):
         return found
 
     def __iter__(self) -> Iterator[Any]:
+        check_dealt_once(self, self.ranks)  # when a loader begins, and not with its first batch
+        return self._attached()
+
+    def _attached(self) -> Iterator[Any]:
         keyed = self._behind(self._keyed(), self._rows_done())
         if self.irreducible is None:
             for key, item in keyed:
@@ -108,10 +128,11 @@ class Stream(IterableDataset[Any]):
 
     def _behind(self, keyed: Iterator[Any], rows: int) -> Iterator[Any]:
         """Without the first rows, which were in batches that are done; the last may have fewer."""
+        _, done, batch_size, _ = self._place.tolist()
         found = sum(1 for _ in itertools.islice(keyed, rows))
-        if found <= rows - self._batch_size:
+        if found <= rows - batch_size:
             raise RholossError(
-                f"`resume` was told of {self._done} batches of {self._batch_size} rows, but this reader "
+                f"`resume` was told of {done} batches of {batch_size} rows, but this reader "
                 f"has {found} rows in an epoch: set `epoch`, and give the batches of that epoch alone; "
                 "or pass repeat=True, with which batches are counted through all epochs."
             )
@@ -148,7 +169,8 @@ class Stream(IterableDataset[Any]):
 
     @property
     def _batches_done(self) -> int:
-        return self._done if self.epoch == self._resumed else 0
+        epoch, done, _, resumed = self._place.tolist()
+        return done if epoch == resumed else 0
 
     def _rows_done(self) -> int:
         """Rows that this reader gave to the batches that are done."""
@@ -160,4 +182,4 @@ class Stream(IterableDataset[Any]):
                 "different times. Pass repeat=True (and at least one shard for each worker), or use "
                 "num_workers=1."
             )
-        return -(-(done - turn) // turns) * self._batch_size
+        return -(-(done - turn) // turns) * int(self._place[2])

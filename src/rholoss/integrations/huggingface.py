@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from rholoss import data
 from rholoss.errors import RholossError
-from rholoss.losses import IGNORED
+from rholoss.integrations.padding import trimmed
 from rholoss.selector import Selector
+from rholoss.streams import Stream
 
 STATE_NAME = "rholoss_selector.pt"  # beside optimizer.pt in each checkpoint
 CARRIED = (data.INDEX, data.IRREDUCIBLE)  # columns that are ours and never reach the model
@@ -84,7 +84,7 @@ class RhoMixin:
         if self._start is not None and self.selector.step != self._start["step"]:
             # `auto_find_batch_size` starts over with smaller batches.
             self.selector.load_state_dict(copy.deepcopy(self._start))
-        with self._candidates():
+        with self._candidates(), _dealt_once(self.accelerator, self.train_dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
 
     @contextlib.contextmanager
@@ -102,7 +102,8 @@ class RhoMixin:
         # A sampler that groups by length reads it here.
         arguments.per_device_train_batch_size = _num_candidates(per_device, keep)
         self._signature_columns = None if columns is None else [*columns, *CARRIED]
-        self.data_collator = KeepIds(collator, _ids_in_front(indexed))
+        sent = _is_sent(self.accelerator, indexed)
+        self.data_collator = KeepIds(collator, _ids_in_front(indexed), sent)
         self.train_dataset = indexed
         try:
             yield
@@ -120,6 +121,9 @@ class RhoMixin:
     def _select(self, candidates: Any) -> Any:
         if not (isinstance(candidates, Mapping) and data.INDEX in candidates):
             raise RholossError(_NO_IDS)
+        # As the Trainer is about to do, which an evaluation has undone. A model whose `train` keeps layers
+        # frozen has to be asked itself: to the scorer they would be some that are in eval mode for now.
+        self.model.train()
         # The backbone of a language model is called by itself, outside the Trainer's own autocast.
         with self.accelerator.autocast():
             batch = self.selector(self.model, candidates)
@@ -148,7 +152,8 @@ class RhoMixin:
     @contextlib.contextmanager
     def _ids_beside(self, dataset: Any) -> Iterator[None]:
         collator = self.data_collator
-        self.data_collator = KeepIds(collator, _ids_in_front(dataset))
+        sent = _is_sent(self.accelerator, dataset)
+        self.data_collator = KeepIds(collator, _ids_in_front(dataset), sent)
         try:
             yield
         finally:
@@ -176,6 +181,9 @@ class RhoMixin:
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        # A rank that is killed now comes back to this step: its log has to be complete so far.
+        self.selector.flush()
+        self.accelerator.wait_for_everyone()
         if self.args.should_save:
             path = Path(output_dir, STATE_NAME)
             fresh = path.with_suffix(".tmp")
@@ -206,6 +214,13 @@ _NO_IDS = (
     "The training batch has no 'index', so what was measured for a row cannot be found. If the data set is "
     "a stream, put a stable key into each item: dataset.map(lambda row: {'index': row['url']}). If "
     "`get_train_dataloader` was overridden, let it collate with `KeepIds(collator)`."
+)
+
+_NOT_SENT = (
+    "The items of the stream have strings as ids ({!r}), and one process reads it and sends the others "
+    "their parts, which works for numbers alone. Let each process read for itself: TrainingArguments("
+    "accelerator_config={{'dispatch_batches': False}}), with an order that is the same on all (a seed for "
+    "`shuffle`). Or use whole numbers as ids, or a `rholoss.Stream`."
 )
 
 
@@ -248,6 +263,31 @@ def _check_size(dataset: Any, trained: int, whole: int) -> None:
         )
 
 
+@contextlib.contextmanager
+def _dealt_once(accelerator: Any, dataset: Any) -> Iterator[None]:
+    """A `Stream` deals shards to the ranks by itself: accelerate only moves its batches to the device."""
+    if accelerator.num_processes == 1 or not isinstance(dataset, Stream):
+        yield
+        return
+    prepare = importlib.import_module("accelerate.data_loader").prepare_data_loader
+
+    def prepared(loader: Any, *_: Any, **__: Any) -> Any:
+        own = {"put_on_device": accelerator.device_placement, "dispatch_batches": False}
+        return prepare(loader, accelerator.device, num_processes=1, process_index=0, **own)
+
+    accelerator.prepare_data_loader = prepared
+    try:
+        yield
+    finally:
+        del accelerator.prepare_data_loader
+
+
+def _is_sent(accelerator: Any, dataset: Any) -> bool:
+    """Whether one process reads for all and sends the others their parts, as accelerate does with streams."""
+    streamed = isinstance(dataset, IterableDataset) and not isinstance(dataset, Stream)
+    return accelerator.num_processes > 1 and streamed and accelerator.dispatch_batches is not False
+
+
 def with_ids(dataset: Any) -> Any:
     """The data set if its items carry an "index" already, else with row numbers."""
     if dataset is None or isinstance(dataset, (data.WithIndex, data.WithIrreducible)):
@@ -283,14 +323,17 @@ class KeepIds:
     Args:
         behind: None where items are mappings with an "index". Where they begin with their id, as those
             of `WithIndex` do: whether the data set's own items are a 'tuple' or any other 'item'.
+        sent: whether batches are sent to other processes, which takes tensors alone.
     """
 
-    def __init__(self, collator: Callable[[list[Any]], Any], behind: str | None = None) -> None:
-        self.collator, self.behind = collator, behind
+    def __init__(
+        self, collator: Callable[[list[Any]], Any], behind: str | None = None, sent: bool = False
+    ) -> None:
+        self.collator, self.behind, self.sent = collator, behind, sent
 
     def __getattr__(self, name: str) -> Any:
         # `pad_to_multiple_of`, `tokenizer` and the like of the collator inside.
-        if name.startswith("__") or name in ("collator", "behind"):
+        if name.startswith("__") or name in ("collator", "behind", "sent"):
             raise AttributeError(name)
         return getattr(self.collator, name)
 
@@ -313,36 +356,10 @@ class KeepIds:
             )
         for name, values in columns.items():
             whole = not isinstance(values[0], str)
+            if self.sent and not whole:
+                raise RholossError(_NOT_SENT.format(values[0]))
             batch[name] = torch.as_tensor(values) if whole else values
         return batch
-
-
-def trimmed(batch: Mapping[str, Any], multiple: int = 1) -> dict[str, Any]:
-    """The batch without the columns that are padding in all its rows, on either side.
-
-    Only what is shaped like the attention mask is cut, and only to a `multiple` of columns; a column
-    with labels that count stays. Waits for the device: the Trainer does so at every step anyway.
-    """
-    mask = batch.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
-        return dict(batch)
-    labels = batch.get("labels")
-    used_L = mask.ne(0).any(0)
-    if isinstance(labels, Tensor) and labels.shape == mask.shape:
-        used_L = used_L | labels.ne(IGNORED).any(0)
-    used = used_L.nonzero().flatten()
-    if not len(used):
-        return dict(batch)
-    first, last = used[[0, -1]].tolist()
-    width = -(-(last + 1 - first) // multiple) * multiple
-    last = min(first + width, len(used_L))
-    first = max(0, last - width)
-
-    def cut(value: Any) -> Any:
-        whole = isinstance(value, Tensor) and not value.is_floating_point()
-        return value[:, first:last] if whole and value.shape == mask.shape else value
-
-    return {name: cut(value) for name, value in batch.items()}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from torch import nn
 
 from rholoss import data
 from rholoss.errors import RholossError
+from rholoss.ledger import Watched
 from rholoss.sampler import last_rows
 from rholoss.selector import Selector
 from rholoss.steplog import StepLog
@@ -78,8 +79,16 @@ class _Select:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning knows the loader, so that a short last batch is told of at the first step."""
+        loader = trainer.train_dataloader
+        if isinstance(loader, Watched) and loader.undealt:
+            raise RholossError(
+                f"The train loader is a `select.watch(loader)`, which Lightning does not deal to its "
+                f"{trainer.world_size} ranks: each would run over all rows. Pass the loader itself, without "
+                "`select.watch`; or make it by DataLoader(dataset, batch_sampler=select.batch_sampler("
+                "dataset, batch_size)), which deals by itself and can be watched."
+            )
         if self.selector.smallest is None:
-            self.selector.smallest = last_rows(trainer.train_dataloader)
+            self.selector.smallest = last_rows(loader)
 
     def _select(self, trainer: Any, pl_module: Any, batch: Any) -> Any:
         model = self.model(pl_module)

@@ -1,0 +1,42 @@
+"""Columns of padded text that no selected row needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rholoss.losses import IGNORED
+
+
+def trimmed(batch: Mapping[str, Any], multiple: int = 1) -> dict[str, Any]:
+    """The batch without the columns that are padding in all its rows, on either side.
+
+    Whole numbers that are shaped like the attention mask are cut, to a `multiple` of columns; a column
+    with labels that count stays. Nothing is cut where something else could belong to the columns: boxes
+    [B, L, 4], weights of tokens. Waits for the device: the Trainer does so at every step anyway.
+    """
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return dict(batch)
+
+    def is_cut(value: Any) -> bool:
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        return whole and value.shape == mask.shape
+
+    rest = [value for value in batch.values() if isinstance(value, Tensor) and not is_cut(value)]
+    if any(mask.shape[1] in value.shape[1:] for value in rest):
+        return dict(batch)
+    labels = batch.get("labels")
+    used_L = mask.ne(0).any(0)
+    if isinstance(labels, Tensor) and labels.shape == mask.shape:
+        used_L = used_L | labels.ne(IGNORED).any(0)
+    used = used_L.nonzero().flatten()
+    if not len(used):
+        return dict(batch)
+    first, last = used[[0, -1]].tolist()
+    width = -(-(last + 1 - first) // multiple) * multiple
+    last = min(first + width, len(used_L))
+    first = max(0, last - width)
+    return {name: value[:, first:last] if is_cut(value) else value for name, value in batch.items()}
