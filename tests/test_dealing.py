@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import rholoss as rho
-from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
 
 pytest.importorskip("accelerate", reason="pip install 'rholoss[hf]'")
@@ -49,14 +48,12 @@ def test_a_second_dealing_is_refused(loader, dispatch):
             list(skip_first_batches(prepared, 1))
 
 
-def test_a_sampler_of_rows_can_tell_too():
-    class Rows(Sampler):
-        def __iter__(self):
-            check_dealt_once(self, 2)
-            return iter(range(8))
-
-    loader = DataLoader(list(range(8)), batch_size=2, sampler=Rows())
-    assert len(list(loader)) == 4
+def test_a_sampler_of_rows_can_tell_too(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rows = rho.Planned(range(8), rho.Remembered(1.0), passes=2)
+    monkeypatch.delenv("WORLD_SIZE")
+    loader = DataLoader(list(range(8)), batch_size=2, sampler=rows)
     with pytest.raises(RholossError, match=REFUSED):
         list(prepare_data_loader(loader, num_processes=2, process_index=0))
 
