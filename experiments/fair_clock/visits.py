@@ -91,8 +91,8 @@ def main(words: list[str] | None = None) -> None:
             found = replay(path, plan)
             told = "nothing" if found is None else (
                 f"{found['left_out']:.1%} in pass {found['pass']} ({found['progress']:.0%} of the steps), "
-                f"{found['told']:.1%} told; {found['precision']:.1%} of them wrong, "
-                f"{found['recall']:.1%} of the wrong ones"
+                f"{found['told']:.1%} told; {found['precision']:.1%} of them wrong"
+                + ("" if math.isnan(found["recall"]) else f", {found['recall']:.1%} of the wrong ones")
             )  # fmt: skip
             print(f"  {name}: {told}")
 

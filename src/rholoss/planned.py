@@ -76,7 +76,8 @@ class Planned(DistributedSampler[int]):
                 f"The {len(ids)} rows of the data set have {len(self._row_of)} different ids; give each row "
                 "an id of its own, in `rholoss.WithIndex(dataset, ids=...)`."
             )
-        self._digest = zlib.crc32(repr(ids[:1000]).encode() + np.asarray(ids).tobytes())
+        listed = ids.tobytes() if isinstance(ids, np.ndarray) else repr(list(ids)).encode()
+        self._digest = zlib.crc32(listed)
         self._merged = self.memory.seen.clone()
 
     def __len__(self) -> int:
@@ -140,7 +141,6 @@ class Planned(DistributedSampler[int]):
                 "is. Make `Planned` with as many passes as there are to be."
             )
         if self._ranks > 1:
-            self._warn_of_missing()
             self._put_together()
         memory = self.memory
         seen, recent, total = (kept.cpu() for kept in (memory.seen, memory.recent, memory.total))
@@ -191,16 +191,6 @@ class Planned(DistributedSampler[int]):
         self.memory.load_state_dict(state["memory"])
         self._merged = self.memory.seen.clone()
         self._enter(state.get("order"), state.get("weight"), state.get("done", 0))
-
-    def _warn_of_missing(self) -> None:
-        """Say so if a whole batch of the last pass was never remembered: it may have been dealt twice."""
-        if self._size and self._num - self._done >= self._size:
-            warnings.warn(
-                f"Of the {self._num} rows of the last pass, {self._done} were remembered on this rank. If "
-                "the loader was prepared by accelerate, which deals rows to ranks, too, use it as it is: "
-                "`Planned` deals them already.",
-                stacklevel=4,
-            )
 
     def _rows(self, index: Any) -> Tensor:
         if self._row_of is None:
