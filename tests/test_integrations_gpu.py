@@ -20,6 +20,14 @@ import rholoss as rho
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # the frameworks' own
 
 
+@pytest.fixture(autouse=True)
+def same_precision():
+    """Transformers turns TF32 on for the whole process when it compiles: not for the tests that follow."""
+    before = torch.backends.fp32_precision
+    yield
+    torch.backends.fp32_precision = before
+
+
 def check(seen, first, model):
     """The first choice is that of `core`, and every weight was trained and is finite."""
     chosen, _, _ = through_core(first, [index.cpu() for index in seen.candidates[:1]])
