@@ -94,7 +94,7 @@ def shares(group: Group, lines: Lines) -> list[str]:
         [
             name,
             *(over(found, lambda line, kind=kind: share(line, kind), 2) for kind in there),
-            over(found, lambda line: share_below(line, "correct", bound), 2),
+            over(found, lambda line: share_below(line, "correct", bound), 2, none="no epoch"),
         ]
         for name, found in lines.items()
     ]
