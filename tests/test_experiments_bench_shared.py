@@ -247,6 +247,28 @@ def test_a_run_that_does_not_score_is_known_to_be_faster(clock):
     assert not watch.allows(Cell(n_b=64), 900)
 
 
+@pytest.mark.parametrize(
+    ("seen", "cell", "times"),
+    [
+        (Cell(), Cell(method="rho"), 416 / 96),  # scores 320 rows beside 32 with their gradients
+        (Cell(method="rho"), Cell(method="rho", il="resnet18, live"), 2),
+        (Cell(method="loss"), Cell(method="bald"), (3200 + 96) / 416),  # ten draws
+        (Cell(method="rho"), Cell(method="grad_norm"), 1),
+        (Cell(method="rho"), Cell(), 1),  # as slow as the slowest, for all one knows
+    ],
+)
+def test_a_run_of_another_kind_is_taken_to_be_slower_by_its_work(clock, seen, cell, times):
+    """Or it would begin, and be cut off by the limit."""
+    watch, going = Pace(limit=100.0), Going(500, seen)
+    watch.look([going])
+    clock(10)
+    going.step += 1000
+    watch.look([going])
+    most = 9000 / times  # 90 seconds are left, at a hundredth of a second
+    assert watch.allows(cell, round(0.99 * most))
+    assert not watch.allows(cell, round(1.01 * most))
+
+
 def test_nothing_begins_when_time_is_over(clock):
     watch = Pace(seconds=10)
     assert not watch.over
