@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, replace
 
 from experiments.bench.cell import Cell, Group, Study
+from experiments.bench.claims import Compare
+from experiments.bench.numbers import epochs_to
 
 UNIFORM, RHO = Cell(epochs=4), Cell(method="rho", il="resnet18, clean holdout", epochs=4)
 GROUP = Group(
@@ -41,3 +43,7 @@ def write(out, *lines):
     path = out / "made" / "runs.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+
+
+def sooner(factor=1.0):
+    return Compare("Clean: a group", "RHO-LOSS", lambda run: epochs_to(run, 50), "uniform", factor)

@@ -3,26 +3,17 @@
 from dataclasses import replace
 
 import pytest
-from fixtures_lines import GROUP, RHO, STUDY, UNIFORM, line, write
+from fixtures_lines import GROUP, RHO, STUDY, UNIFORM, line, sooner, write
 
 from experiments.bench import report
 from experiments.bench.cell import Group
 from experiments.bench.claims import FAILS, HOLDS, IN_PART, NOT_RUN, Claim, Compare
-from experiments.bench.numbers import (
-    Results,
-    epochs_to,
-    final,
-    share,
-)
+from experiments.bench.numbers import Results, final, share
 from experiments.studies import STUDIES
 from experiments.studies.claims import CLAIMS
 from experiments.studies.comparisons import fewer_known
 from experiments.studies.digit_claims import DIGIT_CLAIMS
 from rholoss.errors import RholossError
-
-
-def sooner(factor=1.0):
-    return Compare("Clean: a group", "RHO-LOSS", lambda run: epochs_to(run, 50), "uniform", factor)
 
 
 @pytest.mark.parametrize(

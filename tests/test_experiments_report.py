@@ -135,6 +135,23 @@ def test_a_page_of_nothing(tmp_path):
     assert text.count("Not run.") == 2
 
 
+def test_runs_of_several_fits_of_irreducible_losses_are_told(tmp_path):
+    """A model is fitted again on another machine, and does not come out quite the same."""
+    first = {"epochs": [28], "accuracy": [86.38], "seconds": 50.8}
+    other = {"epochs": [25], "accuracy": [86.34], "seconds": 31.1}
+    write(
+        tmp_path,
+        line(UNIFORM, [40]),
+        line(RHO, [50], 0, il_fit=first),
+        line(RHO, [50], 1, il_fit=other),
+    )
+    told = "Irreducible losses of more than one fit (test accuracy): RHO-LOSS (86.34 and 86.38 %)."
+    assert told in report.page(STUDY, Results.read(tmp_path), tmp_path)
+    again = {**first, "loss_on_train": 2.0}  # the same model, measured on other labels
+    write(tmp_path, line(RHO, [50], 0, il_fit=first), line(RHO, [50], 1, il_fit=again))
+    assert "more than one fit" not in report.page(STUDY, Results.read(tmp_path), tmp_path)
+
+
 def test_a_run_that_broke_off_is_on_the_page(tmp_path):
     write(tmp_path, line(UNIFORM, [], error="a loss that is not finite"))
     text = report.write(STUDY, tmp_path).read_text()

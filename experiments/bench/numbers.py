@@ -141,6 +141,18 @@ def over(
     return spread([number(line) for line in lines], digits, none)
 
 
+def several_fits(group: Group, results: Results, seeds: int) -> list[str]:
+    """Arms whose runs have irreducible losses of models that were fitted apart, in words."""
+    told = []
+    for name, arm in group.arms.items():
+        found = [line.get("il_fit") for line in results.of(arm, seeds)]
+        fits = {(*fit["accuracy"], *fit["epochs"]): fit for fit in found if fit}
+        if len(fits) > 1:
+            means = sorted(f"{mean(fit['accuracy']):.2f}" for fit in fits.values())
+            told.append(f"{name} ({' and '.join(means)} %)")
+    return told
+
+
 def missing(group: Group, results: Results, seeds: int) -> list[str]:
     """Arms that were not run with all seeds, or at another length, in words."""
     told = []
