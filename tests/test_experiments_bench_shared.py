@@ -111,6 +111,17 @@ def test_losses_are_found_again_with_and_without_the_weights(root, fitted, il, w
     assert [member.epoch for member in members] == losses.about["epochs"]
 
 
+def test_the_line_of_a_live_model_is_about_the_one_that_was_fitted_again(root, monkeypatch):
+    cell = Cell(method="rho", il="tiny, live", **BASE)
+    first, fit = made(root), irreducible.fit
+    assert Run(first, cell).il_about["epochs"] != [99]
+    for path in first.folder.glob("*.pt"):  # as on another machine, to which the losses alone went
+        path.unlink()
+    monkeypatch.setattr(irreducible, "fit", lambda *a, **k: replace(fit(*a, **k), epoch=99))
+    current = Run(made(root), cell)
+    assert current.il_about["epochs"] == [99]
+
+
 def test_a_core_set_is_found_again_without_the_weights(root, fitted):
     cell = Cell(method="svp", il=HOLDOUT, **BASE)
     first = made(root)
