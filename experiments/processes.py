@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,13 +44,18 @@ def claims() -> Iterator[Path]:
 def share(number: int, module: str, words: Sequence[str]) -> None:
     """`python -m module words` so many times, and wait for all."""
     command = [sys.executable, "-m", module, *words]
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parts = [subprocess.Popen(command) for _ in range(number)]
     try:
         failed = sum(part.wait() != 0 for part in parts)
-    except BaseException:  # an interrupt: nobody is left to wait for them
+    except BaseException:  # interrupted or terminated: nobody is left to wait for them
         for part in parts:
             part.terminate()
+        for part in parts:
+            part.wait()
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if failed:
         raise SystemExit(f"{failed} of {number} processes failed; run the command again.")
 

@@ -6,7 +6,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import rholoss as rho
 from rholoss.coreset import coreset
-from rholoss.errors import RholossError, TooFewFiniteScoresError
+from rholoss.errors import RholossError, TooFewFiniteScoresError, UnmeasuredLossError
 
 
 class Confidence(nn.Module):
@@ -49,34 +49,45 @@ def test_ids_are_those_of_the_whole_data_set(points):
     assert all(points.tensors[0][index] == x for index, x, _ in chosen)
 
 
-class Losses:
-    def __init__(self, values):
-        self.values = torch.as_tensor(values, dtype=torch.float32)
-
-    def lookup(self, ids):
-        return self.values[ids]
-
-
-def test_any_method_can_choose_offline(points):
-    values = np.arange(101, dtype=np.float32)
-    chosen = coreset(
-        Confidence(),
-        points,
-        keep=0.05,
-        method="negative_il",
-        irreducible=Losses(values),
-        progress=False,
-    )
+@pytest.mark.parametrize(
+    "given", [torch.tensor, rho.Irreducible.from_losses, lambda values: values.__getitem__]
+)
+def test_any_method_can_choose_offline(points, given):
+    """With irreducible losses in any form that a `Selector` takes."""
+    losses = given(np.arange(101, dtype=np.float32))
+    options = {"method": "negative_il", "irreducible": losses, "progress": False}
+    chosen = coreset(Confidence(), points, keep=0.05, batch_size=30, **options)
     assert list(chosen.ids) == [0, 1, 2, 3, 4]
 
 
-def test_missing_losses_are_not_chosen_silently(points):
-    values = np.full(101, np.nan)
-    values[:3] = 1
-    with pytest.raises(TooFewFiniteScoresError, match="Only 3 of 101 points have a finite score"):
-        coreset(Confidence(), points, method="rho", irreducible=Losses(values), progress=False)
+def test_a_live_model_gives_its_losses_offline_too(points):
+    live = rho.LiveIrreducible(Confidence())
+    chosen = coreset(
+        Confidence(), points, keep=0.05, method="negative_il", irreducible=live, progress=False
+    )
+    assert len(chosen) == 5
+    assert all(
+        x > 10 for _, x, _ in chosen
+    )  # far on the side of their label, with a loss of nothing
+
+
+def test_points_without_irreducible_loss_are_told_and_not_left_out(points):
+    values = torch.zeros(101)
+    values[[7, 90]] = torch.nan
+    for losses in (values, values[:90], rho.Irreducible.from_losses(torch.zeros(90))):
+        with pytest.raises(UnmeasuredLossError, match=r"have no (finite|usable) irreducible loss"):
+            coreset(Confidence(), points, method="rho", irreducible=losses, progress=False)
     with pytest.raises(RholossError, match="'rho' needs irreducible losses; pass `irreducible=`"):
         coreset(Confidence(), points, method="rho", progress=False)
+    with pytest.raises(RholossError, match="`irreducible` is a dict; pass what `fit_irreducible`"):
+        coreset(Confidence(), points, method="rho", irreducible={0: 0.1}, progress=False)
+
+
+def test_losses_of_the_proxy_that_are_not_finite_are_not_chosen(points):
+    proxy = Confidence()
+    nn.init.constant_(proxy.scale, torch.nan)
+    with pytest.raises(TooFewFiniteScoresError, match="Only 0 of 101 points have a finite score"):
+        coreset(proxy, points, method="loss", progress=False)
 
 
 @pytest.mark.parametrize("keep", [0, 1.5])

@@ -111,6 +111,17 @@ def test_losses_are_found_again_with_and_without_the_weights(root, fitted, il, w
     assert [member.epoch for member in members] == losses.about["epochs"]
 
 
+def test_the_line_of_a_live_model_is_about_the_one_that_was_fitted_again(root, monkeypatch):
+    cell = Cell(method="rho", il="tiny, live", **BASE)
+    first, fit = made(root), irreducible.fit
+    assert Run(first, cell).il_about["epochs"] != [99]
+    for path in first.folder.glob("*.pt"):  # as on another machine, to which the losses alone went
+        path.unlink()
+    monkeypatch.setattr(irreducible, "fit", lambda *a, **k: replace(fit(*a, **k), epoch=99))
+    current = Run(made(root), cell)
+    assert current.il_about["epochs"] == [99]
+
+
 def test_a_core_set_is_found_again_without_the_weights(root, fitted):
     cell = Cell(method="svp", il=HOLDOUT, **BASE)
     first = made(root)
@@ -245,6 +256,28 @@ def test_a_run_that_does_not_score_is_known_to_be_faster(clock):
     assert watch.allows(Cell(method="svp"), 3900)
     assert not watch.allows(Cell(method="rho"), 900)
     assert not watch.allows(Cell(n_b=64), 900)
+
+
+@pytest.mark.parametrize(
+    ("seen", "cell", "times"),
+    [
+        (Cell(), Cell(method="rho"), 416 / 96),  # scores 320 rows beside 32 with their gradients
+        (Cell(method="rho"), Cell(method="rho", il="resnet18, live"), 2),
+        (Cell(method="loss"), Cell(method="bald"), (3200 + 96) / 416),  # ten draws
+        (Cell(method="rho"), Cell(method="grad_norm"), 1),
+        (Cell(method="rho"), Cell(), 1),  # as slow as the slowest, for all one knows
+    ],
+)
+def test_a_run_of_another_kind_is_taken_to_be_slower_by_its_work(clock, seen, cell, times):
+    """Or it would begin, and be cut off by the limit."""
+    watch, going = Pace(limit=100.0), Going(500, seen)
+    watch.look([going])
+    clock(10)
+    going.step += 1000
+    watch.look([going])
+    most = 9000 / times  # 90 seconds are left, at a hundredth of a second
+    assert watch.allows(cell, round(0.99 * most))
+    assert not watch.allows(cell, round(1.01 * most))
 
 
 def test_nothing_begins_when_time_is_over(clock):

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from test_experiments_report import GROUP, RHO, STUDY, UNIFORM, line, sooner, write
+from fixtures_lines import GROUP, RHO, STUDY, UNIFORM, line, sooner, write
 
 from experiments import __main__ as command
 from experiments.bench.claims import Claim

@@ -237,6 +237,17 @@ def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, cap
     page = (out.parent / "README.md").read_text()
     assert "cola, the paper's protocol" not in page  # runs that were cut short are other runs
     assert not list(out.parent.glob("*.png"))  # runs that were cut short are not plotted
+    options = common[: common.index("--il-epochs")]
+    whole = ["--methods", "uniform", "rho", "--seconds", "-1"]
+    capsys.readouterr()
+    command.main(
+        ["paper", *options, "--epochs", "1", *whole]
+    )  # nor do these fits stand for whole ones
+    assert "2 runs to do" in capsys.readouterr().out
+    made = [cells.cell_of(line) for line in lines]
+    assert {cell.method for cell in made if cell.shortened} == set(cells.PAPER_METHODS)
+    made = cells.paper(["cola"], [0], il_epochs=1)
+    assert {c.method for c in made if c.shortened} == {"rho", "svp", "negative_il"}
     assert str(tmp_path) not in page
 
 

@@ -43,6 +43,10 @@ def test_the_same_noise_whatever_was_drawn_before():
 def test_unknown_labels_are_told():
     with pytest.raises(RholossError, match=r"`labels` is 'worse', which cinic10 does not have"):
         label_set("worse", "cinic10", arrays())
+    # Not taken for 'any' and 'at random', nor looked for among human labels.
+    for name in ("noise 10 % first", "structured 50 % any", "noise 10%", "worst"):
+        with pytest.raises(RholossError, match=rf"`labels` is '{name}', .* for cifar10 'aggre'"):
+            label_set(name, "cifar10", arrays())
 
 
 def test_relevance_keeps_twenty_classes_whole_and_six_percent_of_the_others():

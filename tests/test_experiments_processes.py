@@ -1,6 +1,11 @@
 """Runs shared out among processes."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,3 +169,25 @@ def test_how_a_command_was_shared_out_is_no_part_of_it():
         "python -m experiments run --limit 3.5 --seeds 0 --processes=4 --claims /x --side-by-side 2"
     )
     assert processes.unshared(given) == "python -m experiments run --seeds 0"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_command_that_is_terminated_leaves_nobody_at_work(tmp_path):
+    """They would go on, on a GPU that is paid for, beside whoever gives the command again."""
+    (tmp_path / "waits.py").write_text(
+        "import os, pathlib, time\npathlib.Path(f'{os.getpid()}.pid').touch()\ntime.sleep(60)\n"
+    )
+    script = "from experiments import processes; processes.share(2, 'waits', [])"
+    here = Path(__file__).parents[1]
+    paths = os.pathsep.join([str(here), str(here / "src"), str(tmp_path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}
+    )
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(30) != 0
+    for path in tmp_path.glob("*.pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.stem), 0)

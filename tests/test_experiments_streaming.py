@@ -13,6 +13,7 @@ from torch import nn
 
 from experiments.bench import streaming
 from experiments.bench.cell import Cell
+from experiments.bench.preparation import Preparation
 from experiments.bench.run import Bench, done, run
 from experiments.bench.streaming import Loop
 from experiments.datasets.folders import flipped, resized
@@ -68,6 +69,26 @@ def test_a_run_from_end_to_end(root, tmp_path, method, loop, monkeypatch):
     assert len(line["shares"]["correct"]) == 2
     assert len(line["per_class"]) == 14
     assert (line["il_fit"] is None) == (il == "none")
+
+
+def test_processes_fit_nothing_twice(root, tmp_path, monkeypatch):
+    """It takes hours, and each of them would write to one place."""
+    bench, fits = Bench(root, folder=tmp_path / "il"), []
+    fit = functools.partial(streaming.fit_irreducible, progress=False)
+
+    def counted(*given, **options):
+        fits.append(other(Cell(**BASE, method="negative_il", il=il)))
+        return fit(*given, **{**options, "epochs": 1, "num_workers": 0})
+
+    monkeypatch.setattr(streaming, "fit_irreducible", counted)
+    il = "tiny224, noisy holdout"
+    cells = [Cell(**BASE, method="rho", il=il), Cell(**BASE, method="negative_il", il=il)]
+    mine, other = (Preparation(bench, cells, tmp_path) for _ in range(2))
+    assert mine(cells[0])
+    assert other(cells[1])
+    assert fits == [False]  # which waited for the one
+    assert bench.start(cells[1]).il_about is not None
+    assert len(fits) == 1
 
 
 def test_shares_are_of_what_was_trained_on(loop):
@@ -139,7 +160,7 @@ def test_irreducible_losses_are_fitted_once_for_all_runs(loop, monkeypatch):
 
 def test_seconds_of_training_do_not_hold_those_of_the_irreducible_losses(loop, monkeypatch):
     before = time.perf_counter()
-    monkeypatch.setattr(Loop, "_losses", lambda *_: time.sleep(0.2))
+    monkeypatch.setattr(streaming, "irreducible", lambda *_, **__: time.sleep(0.2))
     assert loop(Cell(**BASE)).started - before >= 0.2
 
 

@@ -290,6 +290,21 @@ def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch):
     assert "| **paper** | **0.75** | **0.76** | **0.63** | **0.51** | 3 |" in text
 
 
+def test_a_look_at_some_points_does_not_stand_for_the_whole(tiny, tmp_path, monkeypatch):
+    train, holdout, test, _ = tiny
+    monkeypatch.setattr(table1, "load", lambda *_: (train, holdout, test))
+    monkeypatch.setattr(chain, "IL_BATCH", 60)
+    settings, out = {"A": Setting(il_epochs=1)}, tmp_path / "runs.jsonl"
+    given = {"device": "cpu", "settings": settings}
+    for limit in (60, 60, None, None):
+        table1.run(["A"], [0], out=out, limit=limit, **given)
+    assert [line["rows"] for line in records.read(out)] == [60, 180]
+    monkeypatch.setattr(table1, "RUNS", out)
+    with pytest.raises(RholossError, match="`limit` is 60, for a look; give another file than "):
+        table1.run(["A"], [1], out=out, limit=60, **given)
+    assert len(list(records.read(out))) == 2
+
+
 def test_pages_take_the_last_line_of_a_seed_and_the_mean_of_seeds():
     def line(seed, value):
         result = {"spearman": value, "overlap": 0.5, "corrupted": 0.01, "test_accuracy": 0.9,

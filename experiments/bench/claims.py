@@ -27,8 +27,8 @@ class Compare:
     where that is just ours(other), the same number will not do.
     What was not reached (None) counts as infinitely many steps. With `controlled` the measure also gets
     the final accuracy of the weakest arm of the group, below which arms can be compared. With `paired` it
-    gets the two arms' lines of a seed, and its number is held against `plus` (None: these say nothing), or
-    against the number of the same two arms in the group `beside`.
+    gets the two arms' lines of a seed, and its number is held against `plus`, or against the number of the
+    same two arms in the group `beside`. With either, None says nothing, and the seed is passed over.
     """
 
     group: str
@@ -118,7 +118,11 @@ class Compare:
         ended = [line for found in lines.values() for line in found.values()]
         more = [weakest_final(ended)] if self.controlled and ended else []
         first, second = (
-            {seed: self.measure(line, *more) for seed, line in found.items()}
+            {
+                seed: number
+                for seed, line in found.items()
+                if (number := self.measure(line, *more)) is not None or not self.controlled
+            }
             for found in (mine, other)
         )
         return first, second
@@ -165,8 +169,6 @@ class Claim:
         if not ran:
             return self.why, NOT_RUN
         verdict = self._together([verdict for _, _, verdict in ran])
-        if verdict == HOLDS and self.spare and len(ran) < len(judged) - self.spare:
-            verdict = OPEN
         short = sorted(set().union(*(part.short(study, results) for part in self.parts)))
         seeds = min(part.seeds(study, results) for part in self.parts)
         if seeds < study.seeds:
@@ -182,7 +184,10 @@ class Claim:
         return "; ".join(named), verdict
 
     def _together(self, verdicts: Sequence[str]) -> str:
-        others = [verdict for verdict in verdicts if verdict != HOLDS]
-        if len(others) < len(verdicts) and len(others) <= self.spare:
-            return HOLDS
-        return others[0] if len(set(verdicts)) == 1 else IN_PART
+        """Of the parts that were run; with `spare` those that were not may decide."""
+        held, left = verdicts.count(HOLDS), len(self.parts) - len(verdicts)
+        if self.spare:
+            needed = max(1, len(self.parts) - self.spare)
+            if held + left >= needed:
+                return HOLDS if held >= needed else OPEN
+        return verdicts[0] if len(set(verdicts)) == 1 else IN_PART

@@ -11,8 +11,17 @@ from typing import Any
 from experiments.bench import plots
 from experiments.bench.cell import Group, Study
 from experiments.bench.claims import Claim
-from experiments.bench.numbers import Results, missing
-from experiments.bench.report import PROTOCOL, TABLES, Lines, claims_table, curves_of, slug, where
+from experiments.bench.numbers import Results
+from experiments.bench.report import (
+    PROTOCOL,
+    TABLES,
+    Lines,
+    claims_table,
+    curves_of,
+    remarks,
+    slug,
+    where,
+)
 from rholoss.report import page
 
 # Okabe and Ito's colours; with another dash they serve again. The two that matter look as in the demo.
@@ -117,9 +126,7 @@ def _blocks(
                     traces, xlabel, ylabel, hovermode="closest", xaxis=FREE, yaxis=FREE
                 )
                 yield {"chart": place}
-    yield from ({"text": text} for text in (group.note,) if text)
-    left = missing(group, results, study.seeds)
-    yield from ({"text": "Not run, or not in full: " + "; ".join(left) + "."} for _ in left[:1])
+    yield from ({"text": text} for text in remarks(group, results, study.seeds))
 
 
 def _traces(curves: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

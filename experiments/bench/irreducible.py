@@ -143,11 +143,13 @@ class Fits:
 
     def losses(self, il: str, problem: Problem, dataset: str, labels: str, part: str) -> Losses:
         """Irreducible losses of a problem's training set, with its labels as they are trained on."""
-        key, name = f"{dataset} {labels} {part} {il}", parse(il)[0]
+        key, (name, source) = f"{dataset} {labels} {part} {il}", parse(il)
         if name.endswith(LADDER):
             return self._ladder(name.removesuffix(LADDER), il, problem, dataset, labels, part)
         if key not in self._losses:
             path, ids = self.path(f"{key} losses", ".npz"), problem.train.ids.cpu()
+            if source in LIVE:
+                path = None  # its model is needed, which may be fitted again: kept losses are of another
             if path is not None and path.exists():
                 self._losses[key] = _load_losses(path, ids)
             else:

@@ -84,13 +84,13 @@ def best(line: Line) -> float:
 def speedup(rho: Line, uniform: Line, epochs: int = FIG2_EPOCHS) -> float | None:
     """Figure 2: epochs / the epoch at which RHO-LOSS passes uniform's best within `epochs`; 0 if never.
 
-    None where the runs are shorter than that.
+    None where the runs are shorter than that; one that broke off is over, and has what it reached.
     """
-    if min(run["steps"] / run["steps_per_epoch"] for run in (rho, uniform)) < epochs:
+    bounds = [(run, epochs * run["steps_per_epoch"]) for run in (rho, uniform)]
+    there = [value for step, value in uniform["eval"] if step <= bounds[1][1]]
+    if not there or any(run["steps"] < bound and not run["error"] for run, bound in bounds):
         return None
-    bound = epochs * uniform["steps_per_epoch"]
-    highest = max(value for step, value in uniform["eval"] if step <= bound)
-    reached = epochs_to(rho, highest)
+    reached = epochs_to(rho, max(there))
     return 0.0 if reached is None else epochs / reached
 
 
@@ -106,7 +106,7 @@ def weakest_final(lines: Sequence[Line]) -> float:
 
 
 def share_below(line: Line, name: str, accuracy: float) -> float | None:
-    """Mean share over the epochs that end below a test accuracy, in %."""
+    """Mean share over the epochs that end below a test accuracy, in %; None if there are none."""
     ends = [reached for step, reached in line["eval"] if step % line["steps_per_epoch"] == 0]
     pairs = zip(line["shares"].get(name, []), ends, strict=False)
     values = [value for value, reached in pairs if reached < accuracy]
@@ -118,22 +118,39 @@ def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else float("nan")
 
 
-def spread(values: Sequence[float | None], digits: int = 1) -> str:
-    """'39.0 (37.0-41.0)': mean, lowest and highest; 'NR' stands for what was not reached."""
+def spread(values: Sequence[float | None], digits: int = 1, none: str = "NR") -> str:
+    """'39.0 (37.0-41.0)': mean, lowest and highest; `none` where no run has the number: not reached."""
     there = [value for value in values if value is not None]
     if not values:
         return "not run"
     if not there:
-        return "NR"
+        return none
     text = f"{mean(there):.{digits}f}"
     if len(there) > 1:
         text += f" ({min(there):.{digits}f}-{max(there):.{digits}f})"
     return text if len(there) == len(values) else f"{text}, {len(there)} of {len(values)} seeds"
 
 
-def over(lines: Sequence[Line], number: Callable[[Line], float | None], digits: int = 1) -> str:
+def over(
+    lines: Sequence[Line],
+    number: Callable[[Line], float | None],
+    digits: int = 1,
+    none: str = "NR",
+) -> str:
     """A number of each run, as mean and spread."""
-    return spread([number(line) for line in lines], digits)
+    return spread([number(line) for line in lines], digits, none)
+
+
+def several_fits(group: Group, results: Results, seeds: int) -> list[str]:
+    """Arms whose runs have irreducible losses of models that were fitted apart, in words."""
+    told = []
+    for name, arm in group.arms.items():
+        found = [line.get("il_fit") for line in results.of(arm, seeds)]
+        fits = {(*fit["accuracy"], *fit["epochs"]): fit for fit in found if fit}
+        if len(fits) > 1:
+            means = sorted(f"{mean(fit['accuracy']):.2f}" for fit in fits.values())
+            told.append(f"{name} ({' and '.join(means)} %)")
+    return told
 
 
 def missing(group: Group, results: Results, seeds: int) -> list[str]:

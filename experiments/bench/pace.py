@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from experiments.bench.cell import Cell
+from experiments.bench.irreducible import LIVE
+from rholoss.core import MONTE_CARLO
 from rholoss.methods import by_name
 
 SETTLED = 500  # steps after which a run's pace counts: the first ones compile
 ENOUGH = 100  # and of so many more it is known
+DRAWS = 10  # of Monte-Carlo dropout, as the trainer has them by default
 
 
 class Moving(Protocol):
@@ -24,11 +27,26 @@ class Moving(Protocol):
     def step(self) -> int: ...
 
 
-def kind(cell: Cell) -> Hashable:
-    """What decides how long a step takes."""
-    # Whether all candidates are forwarded; a core-set is trained on as it is.
-    forwards = cell.method != "svp" and by_name(cell.method).needs - {"irreducible_loss"}
-    return cell.model, cell.n_b, cell.n_B if forwards else 0
+class Kind(NamedTuple):
+    """What decides how long a step takes: the model, the rows that it trains on and those it scores."""
+
+    model: str
+    trained: int
+    scored: int
+    live: str  # an irreducible-loss model that does the same once more
+
+    @property
+    def work(self) -> int:
+        """Rows forwarded in a step; to train on a row counts three times."""
+        return (3 * self.trained + self.scored) * (2 if self.live else 1)
+
+
+def kind(cell: Cell) -> Kind:
+    """That of a cell. A core-set is trained on as it is."""
+    needs = frozenset() if cell.method == "svp" else by_name(cell.method).needs
+    forwards = DRAWS if needs & MONTE_CARLO else int(bool(needs - {"irreducible_loss"}))
+    live = cell.il if cell.il.partition(", ")[2] in LIVE else ""
+    return Kind(cell.model, cell.n_b, cell.n_B * forwards, live)
 
 
 class Pace:
@@ -37,14 +55,14 @@ class Pace:
     Args:
         seconds: none begins after so long.
         limit: and none that would not be through by then, at the pace that was seen last of runs of its
-            kind (the slowest of them; of all, if none was seen). A process that is killed loses all that
-            is under way.
+            kind (the slowest of them; of all, if none was seen, and slower by as much as it has more to
+            do). A process that is killed loses all that is under way.
     """
 
     def __init__(self, seconds: float = math.inf, limit: float = math.inf) -> None:
         self.seconds, self.limit, self.started = seconds, limit, time.perf_counter()
         self._settled: WeakKeyDictionary[Moving, tuple[float, int]] = WeakKeyDictionary()
-        self._a_step: dict[Hashable, float] = {}  # seconds, as seen last, by kind
+        self._a_step: dict[Kind, float] = {}  # seconds, as seen last
 
     @property
     def over(self) -> bool:
@@ -53,7 +71,7 @@ class Pace:
 
     def look(self, running: Iterable[Moving]) -> None:
         """See how fast the runs are that are under way, since they were first seen to have settled."""
-        now, paces = time.perf_counter(), dict[Hashable, float]()
+        now, paces = time.perf_counter(), dict[Kind, float]()
         for run in running:
             if run.step >= SETTLED:
                 since, step = self._settled.setdefault(run, (now, run.step))
@@ -64,6 +82,7 @@ class Pace:
 
     def allows(self, cell: Cell, steps: int) -> bool:
         """Whether the run, of so many steps, would be through in time beside those that are under way."""
-        slowest = max(self._a_step.values(), default=0.0)
-        a_step = self._a_step.get(kind(cell), slowest)
+        mine = kind(cell)
+        others = (taken * max(1, mine.work / seen.work) for seen, taken in self._a_step.items())
+        a_step = self._a_step.get(mine, max(others, default=0.0))
         return time.perf_counter() - self.started + steps * a_step <= self.limit

@@ -9,7 +9,6 @@ from typing import Any
 
 from experiments.bench.cell import Cell
 from experiments.bench.irreducible import LADDER, LIVE, parse
-from experiments.bench.streaming import STREAMS
 from experiments.processes import file_of
 
 
@@ -50,7 +49,7 @@ class Preparation:
 
 def shared_by(cell: Cell) -> tuple[str, ...] | None:
     """The model that is fitted for the cell, whatever its age or the labels; None if there is none."""
-    if cell.il == "none" or cell.dataset in STREAMS:
+    if cell.il == "none":
         return None
     name, source = parse(cell.il)
     source = "clean holdout" if source in LIVE else source  # where it goes on from

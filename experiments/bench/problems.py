@@ -33,6 +33,10 @@ from rholoss.noise import NoisyLabels, structured_noise, uniform_noise
 NOISE_SEED, RELEVANCE_SEED = 2022, 2022
 CROP_FLIP = CropFlip()
 RELEVANT_CLASSES, RARE_SHARE = 20, 0.06
+HUMAN = {  # of CIFAR-10N and CIFAR-100N
+    "cifar10": ("aggre", "worse", "random1", "random2", "random3"),
+    "cifar100": ("human",),
+}
 
 
 @dataclass(frozen=True)
@@ -143,21 +147,21 @@ def label_set(name: str, dataset: str, arrays: Arrays, root: Any = None) -> Nois
     old, num_classes = arrays.train.labels, arrays.num_classes
     if name == "clean":
         return NoisyLabels(old, np.zeros(len(old), bool))
-    if found := re.fullmatch(r"(noise|structured) (\d+) %( any| first)?", name):
-        p = int(found[2]) / 100
-        if found[1] == "structured":
-            choose = "first" if found[3] == " first" else "random"
-            return structured_noise(old, p=p, choose=choose, seed=NOISE_SEED)
-        mode = "any" if found[3] else "other"
+    if found := re.fullmatch(r"structured (\d+) %( first)?", name):
+        choose = "first" if found[2] else "random"
+        return structured_noise(old, p=int(found[1]) / 100, choose=choose, seed=NOISE_SEED)
+    if found := re.fullmatch(r"noise (\d+) %( any)?", name):
+        mode, p = "any" if found[2] else "other", int(found[1]) / 100
         new, _ = uniform_noise(old, num_classes, p, seed=NOISE_SEED, mode=mode)
-    elif dataset == "cifar10":
-        new = cifar10n(name, root)
-    elif dataset == "cifar100" and name == "human":
-        new = cifar100n(root)
+    elif name in HUMAN.get(dataset, ()):
+        new = cifar10n(name, root) if dataset == "cifar10" else cifar100n(root)
     else:
+        human = "; ".join(
+            f"for {data} {', '.join(map(repr, kinds))}" for data, kinds in HUMAN.items()
+        )
         raise RholossError(
-            f"`labels` is {name!r}, which {dataset} does not have; use 'clean', 'noise 10 %', 'structured "
-            "50 %', or for cifar10 a label set of CIFAR-10N ('worse', 'aggre', 'random1')."
+            f"`labels` is {name!r}, which {dataset} does not have; use 'clean', 'noise 10 %', 'noise 10 % "
+            f"any', 'structured 50 %', 'structured 50 % first', or human labels: {human}."
         )
     return NoisyLabels(new, new != old)
 

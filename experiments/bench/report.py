@@ -21,6 +21,7 @@ from experiments.bench.numbers import (
     mean,
     missing,
     over,
+    several_fits,
     share,
     share_below,
     speedup,
@@ -38,9 +39,9 @@ epoch or more often; bf16 where the lines say so (the paper: fp32). Final is the
 evaluations, best the highest. Numbers are means over seeds with the lowest and highest in brackets; NR: not
 reached. A seed sets the initial weights and the order: runs of one seed start from the same weights, and all
 methods that score see the same candidates in the same order; uniform takes the shuffled rows as they come,
-n_b at a time. Wrong labels and irreducible-loss models are the same for all seeds; these models are fitted
-once, with the weights of lowest loss on the training set, and reused by all runs. Seconds in the lines are
-those of several runs side by side, no measure of speed."""
+n_b at a time. Wrong labels are the same for all seeds. An irreducible-loss model has the weights of lowest
+loss on the training set; it is fitted once on a machine, and reused by all runs there. Seconds in the lines
+are those of several runs side by side, no measure of speed."""
 
 
 def epochs(group: Group, lines: Lines) -> list[str]:
@@ -94,7 +95,7 @@ def shares(group: Group, lines: Lines) -> list[str]:
         [
             name,
             *(over(found, lambda line, kind=kind: share(line, kind), 2) for kind in there),
-            over(found, lambda line: share_below(line, "correct", bound), 2),
+            over(found, lambda line: share_below(line, "correct", bound), 2, none="no epoch"),
         ]
         for name, found in lines.items()
     ]
@@ -194,10 +195,21 @@ def _group(study: Study, group: Group, results: Results, folder: Path) -> list[s
             file = f"{slug(group.title)}-{kind}.png"
             if plots.draw(folder / file, lines, curve, ylabel, xlabel):
                 parts.append(f"![{ylabel} by {xlabel}]({file})")
-    parts += [group.note] if group.note else []
-    left = missing(group, results, study.seeds)
-    parts += ["Not run, or not in full: " + "; ".join(left) + "."] if left else []
-    return parts
+    return [*parts, *remarks(group, results, study.seeds)]
+
+
+def remarks(group: Group, results: Results, seeds: int) -> list[str]:
+    """What is to be said below the tables, each a paragraph."""
+    fits, left = several_fits(group, results, seeds), missing(group, results, seeds)
+    return [
+        *([group.note] if group.note else []),
+        *(
+            [f"Irreducible losses of more than one fit (test accuracy): {'; '.join(fits)}."]
+            if fits
+            else []
+        ),
+        *([f"Not run, or not in full: {'; '.join(left)}."] if left else []),
+    ]
 
 
 def curves_of(group: Group, name: str) -> Iterator[tuple[str, plots.Curve, str, str]]:

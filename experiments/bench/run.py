@@ -24,7 +24,7 @@ from experiments.bench.irreducible import LIVE, Fits, Losses, Member, Recipe, pa
 from experiments.bench.lines import line, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
-from experiments.bench.streaming import STREAMS, Loop
+from experiments.bench.streaming import STREAMS, Loop, prepare_streamed
 from experiments.bench.watch import Shares, Watched
 from experiments.datasets import data_dir
 from experiments.models import MODELS
@@ -139,10 +139,12 @@ class Bench:
 
     def prepare(self, cell: Cell) -> None:
         """Make what the cell shares with others, so that processes that run them find it."""
-        if cell.dataset not in STREAMS:
-            self.irreducible(cell)
-            if cell.method == "svp":
-                self.core_set(cell)
+        if cell.dataset in STREAMS:
+            prepare_streamed(cell, self.problems.root, self.folder)
+            return
+        self.irreducible(cell)
+        if cell.method == "svp":
+            self.core_set(cell)
 
     def _least_sure(self, cell: Cell, train: Resident) -> np.ndarray:
         chosen = coreset(

@@ -52,6 +52,42 @@ def _clothing1m(root: Any) -> Files:
 STREAMS: dict[str, Callable[[Any], Files]] = {"clothing1m": _clothing1m}
 
 
+def prepare_streamed(cell: Cell, root: Any, folder: Path) -> None:
+    """Fit the irreducible-loss model that the cell names, unless that was done."""
+    if not (_place(cell, folder) / "meta.json").exists():
+        irreducible(cell, STREAMS[cell.dataset](root), folder)
+
+
+def irreducible(
+    cell: Cell, files: Files, folder: Path, *, num_workers: int = 8, epochs: int = IL_EPOCHS
+) -> Irreducible | None:
+    """The irreducible losses that the cell names: one fit serves all runs."""
+    if cell.method == "svp":
+        raise RholossError("`method` is 'svp', which needs resident data.")
+    if cell.il == "none":
+        return None
+    name, source = parse(cell.il)
+    if source != "noisy holdout":
+        raise RholossError(f"`il` is {cell.il!r}, but {cell.dataset} has a noisy holdout only.")
+    score, out = WithIndex(files.plain), _place(cell, folder)
+    if (out / "meta.json").exists():
+        return Irreducible.load(out, score)
+    return fit_irreducible(
+        functools.partial(MODELS[name], files.num_classes),
+        Subset(files.train, files.holdout.tolist()),
+        score=score,
+        epochs=epochs,
+        batch_size=IL_BATCH,
+        check_rows=IL_CHECKED,
+        num_workers=num_workers,
+        out=out,
+    )
+
+
+def _place(cell: Cell, folder: Path) -> Path:
+    return folder / re.sub(r"[^\w-]+", "_", f"{cell.dataset} {parse(cell.il)[0]}")
+
+
 class Loop:
     """One cell in progress: an ordinary training loop. Has what `lines.line` reads."""
 
@@ -69,7 +105,8 @@ class Loop:
         self.precision, self.num_workers = precision, num_workers
         self.files = STREAMS[cell.dataset](root)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        losses, self.started = self._losses(folder, il_epochs), time.perf_counter()
+        losses = irreducible(cell, self.files, folder, num_workers=num_workers, epochs=il_epochs)
+        self.started = time.perf_counter()
         self.il_about = None if losses is None else {"seconds": round(losses.seconds, 2)}
         self.steps_per_epoch = len(self.files.train) // cell.n_B  # type: ignore[arg-type]
         self.total_steps = cell.epochs * self.steps_per_epoch
@@ -95,30 +132,6 @@ class Loop:
         self.last: Evaluation | None = None
         self._correct = torch.zeros(cell.epochs, device=self.device)
         self._batches = self._stream()
-
-    def _losses(self, folder: Path, epochs: int) -> Irreducible | None:
-        cell, files = self.cell, self.files
-        if cell.method == "svp":
-            raise RholossError("`method` is 'svp', which needs resident data.")
-        if cell.il == "none":
-            return None
-        name, source = parse(cell.il)
-        if source != "noisy holdout":
-            raise RholossError(f"`il` is {cell.il!r}, but {cell.dataset} has a noisy holdout only.")
-        score = WithIndex(files.plain)
-        out = folder / re.sub(r"[^\w-]+", "_", f"{cell.dataset} {name}")
-        if (out / "meta.json").exists():  # one fit serves all runs
-            return Irreducible.load(out, score)
-        return fit_irreducible(
-            functools.partial(MODELS[name], files.num_classes),
-            Subset(files.train, files.holdout.tolist()),
-            score=score,
-            epochs=epochs,
-            batch_size=IL_BATCH,
-            check_rows=IL_CHECKED,
-            num_workers=self.num_workers,
-            out=out,
-        )
 
     def _loader(self, data: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
         return DataLoader(data, batch_size, num_workers=self.num_workers, **options)

@@ -25,7 +25,9 @@ def main(words: list[str] | None = None) -> None:
         help="'all', or some of: " + "; ".join(table1.SETTINGS),
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--limit", type=int, default=None, help="points of each set, for a look")
+    parser.add_argument(
+        "--limit", type=int, default=None, help="points of each set, for a look; needs --out"
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="none begins after so long")
     parser.add_argument("--out", type=Path, default=table1.RUNS, help="file of lines")
     parser.add_argument("--data", default=None, help="directory with MNIST/raw; else RHOLOSS_DATA")

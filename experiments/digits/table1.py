@@ -27,6 +27,7 @@ from experiments.digits.chain import (
 from experiments.digits.data import Points, points, split_digits, uniform_tenth
 from experiments.digits.ensembles import accuracy
 from rholoss import core
+from rholoss.errors import RholossError
 from rholoss.progress import Bar
 
 NAME, TITLE = "table1", "The chain of approximations (Table 1)"
@@ -88,8 +89,9 @@ def fit_key(setting: Setting) -> tuple[Any, ...]:
 
 
 def key_of(record: dict[str, Any]) -> tuple[Any, ...]:
-    """What a line of results is the result of."""
-    return (record["seed"], *(record[field.name] for field in fields(Setting)))
+    """What a line of results is the result of; of a look at some points, of so many."""
+    settings = (record[field.name] for field in fields(Setting))
+    return (record["seed"], record.get("limit"), *settings)
 
 
 def run(
@@ -108,12 +110,16 @@ def run(
     What is committed counts as done, wherever new lines go. `limit` takes the first points of train and
     holdout set only, for a quick look. None begins after `seconds`.
     """
+    if limit is not None and out == RUNS:
+        raise RholossError(
+            f"`limit` is {limit}, for a look; give another file than {out}, whose lines are of all points."
+        )
     known, begun = settings or SETTINGS, time.perf_counter()
-    done = {key_of(record) for record in records.read(*([] if limit else [RUNS]), out)}
+    done = {key_of(record) for record in records.read(RUNS, out)}
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     fitted: dict[tuple[Any, ...], Any] = {}
     wanted = [(seed, name) for seed in seeds for name in names]
-    wanted = [(s, n) for s, n in wanted if (s, *asdict(known[n]).values()) not in done]
+    wanted = [(s, n) for s, n in wanted if (s, limit, *asdict(known[n]).values()) not in done]
     fits = {(seed, fit_key(known[name])): known[name].il_epochs for seed, name in wanted}
     # An epoch of the IL fit for the ensemble and for the small model, and each link of the chain.
     total = sum(2 * epochs for epochs in fits.values()) + len(wanted) * len(CHAIN)
@@ -143,6 +149,7 @@ def run(
             record = {
                 "seed": seed,
                 **asdict(setting),
+                "limit": limit,
                 "rows": len(train),
                 "il_epochs_kept": il.epochs,
                 **{label: round(value, 4) for label, value in scored.items()},

@@ -16,6 +16,7 @@ from typing import Any
 from experiments import processes, records
 from experiments.language.cells import (
     FAIR_METHODS,
+    IL_EPOCHS,
     PAPER_METHODS,
     Cell,
     cell_of,
@@ -37,7 +38,7 @@ def main(words: list[str] | None = None) -> None:
         print(write(a.out.parent))
         return
     cells = list(
-        paper(a.tasks, a.seeds, a.epochs)
+        paper(a.tasks, a.seeds, a.epochs, a.il_epochs)
         if a.command == "paper"
         else fair(a.tasks, a.seeds, a.budget)
     )
@@ -64,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=[], choices=METHODS, help="only these")
     parser.add_argument("--epochs", type=int, default=0, help="shorter runs, which are other runs")
-    parser.add_argument("--il-epochs", type=int, default=10, help="at most; paper only")
+    parser.add_argument(
+        "--il-epochs", type=int, default=IL_EPOCHS, help="at most; paper only; fewer: other runs"
+    )
     parser.add_argument("--budget", type=float, default=6.0, help="seconds of a fair run")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so long")
     parser.add_argument("--side-by-side", type=int, default=1, help="processes")

@@ -216,7 +216,7 @@ def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
         named = "" if encoder == MINILM else f", {encoder}"
         with_it = [(c, r) for c, r in runs if c.encoder == encoder]
         for task in TASKS:
-            mine = [(c, r) for c, r in with_it if c.task == task and not (c.budget or c.epochs)]
+            mine = [(c, r) for c, r in with_it if c.task == task and not (c.budget or c.shortened)]
             if mine:
                 text += [
                     f"## {task}, the paper's protocol{named}",

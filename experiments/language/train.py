@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, KEEP, UNSCORED, Cell
+from experiments.language.cells import CANDIDATES, IL_EPOCHS, KEEP, UNSCORED, Cell
 from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
 
 WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
 SMALL_LAYERS = 2
-IL_EPOCHS, IL_BATCH = 10, 32
+IL_BATCH = 32
 SCORED = 1024  # rows at a time where nothing is trained
 
 

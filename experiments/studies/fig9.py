@@ -89,8 +89,8 @@ WEAK_TARGET = Study(
     seeds=3,
     tier=2,
     note=(
-        "The first ten epochs, minutes on a CPU; the first group has three seeds (`--only n_b=32 "
-        "model=small_cnn_dropout`), with the same irreducible losses. It is neither the dropout nor the "
+        "The first ten epochs, minutes on a CPU, with the same irreducible losses for all seeds. It is "
+        "neither the dropout nor the "
         "batch size, nor the GPU (the CPU's float32 gives the same). It is the "
         "irreducible-loss model. Stopped after 4 or 12 epochs "
         "(mean irreducible loss 1.27 and 0.87) it puts RHO-LOSS well ahead of uniform. That of lowest loss, "

@@ -19,6 +19,7 @@ from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.losses import LossFunction
 from rholoss.progress import Bar
 from rholoss.scoring import Scorer
+from rholoss.sources import Source, as_source
 
 
 def coreset(
@@ -40,7 +41,7 @@ def coreset(
     Args:
         proxy: a trained model; runs in eval mode and is left as it was.
         dataset: as it is trained on, without augmentation.
-        irreducible: losses by id (something with `lookup`), for methods that read them.
+        irreducible: as for `Selector`, for methods that read them; each point must have one.
         draws: 1 takes the proxy's own prediction; more average Monte-Carlo dropout draws.
 
     Returns:
@@ -64,7 +65,8 @@ def coreset(
         raise RholossError("The data set is empty, so nothing can be chosen from it.")
     scorer = Scorer(loss, batch_norm="eval", draws=draws)
     loader = DataLoader(indexed, batch_size=batch_size, num_workers=num_workers)
-    stats = _measure_all(proxy, loader, scorer, method, irreducible, progress)
+    source = as_source(irreducible)
+    stats = _measure_all(proxy, loader, scorer, method, source, progress)
     k = core.num_selected(len(indexed), keep)
     selection, score_N = core.choose(method, stats, k, core.step_generator(seed, 0))
     if selection.weight is not None:
@@ -76,7 +78,7 @@ def coreset(
     if num_finite < k:
         raise TooFewFiniteScoresError(
             f"Only {num_finite} of {len(indexed)} points have a finite score, but {k} are to be kept; "
-            "look at the proxy's losses, or measure the missing irreducible losses."
+            "look at the proxy's losses."
         )
     return data.WithIndex(
         Subset(indexed.dataset, selection.position.tolist()), _ids(indexed, selection)
@@ -92,7 +94,7 @@ def _measure_all(
     loader: DataLoader[Any],
     scorer: Scorer,
     method: Method,
-    irreducible: Any,
+    source: Source | None,
     progress: bool,
 ) -> Stats:
     needs, device = method.needs - {"irreducible_loss"}, data.device_of(proxy)
@@ -103,8 +105,10 @@ def _measure_all(
             ids = data.find_index(batch)
             body = data.without_index(data.to_device(batch, device))
             measured = scorer.measure(proxy, body, len(ids), needs, seed=step) if needs else {}
-            if "irreducible_loss" in method.needs:
-                measured["irreducible_loss"] = torch.as_tensor(irreducible.lookup(ids))
+            if source is not None and "irreducible_loss" in method.needs:
+                known = source.on_host(ids)  # which raises where there is none
+                losses = source.losses(ids, body, device) if known is None else known
+                measured["irreducible_loss"] = losses
             for name, values in measured.items():
                 parts[name].append(values.cpu())
             index.extend(ids.tolist() if isinstance(ids, torch.Tensor) else ids)
