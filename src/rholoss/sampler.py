@@ -70,12 +70,8 @@ class CandidateBatches(Sampler[list[int]]):
                 f"no candidate batch with drop_last={drop_last}; pass a data set with at least "
                 f"{max(1, smallest)} rows and a batch size of at least 1."
             )
-        self.batch_size, self.shuffle, self.drop_last, self.seed = (
-            batch_size,
-            shuffle,
-            drop_last,
-            seed,
-        )
+        self.batch_size, self.seed = int(batch_size), int(seed)  # plain, for a state that is saved
+        self.shuffle, self.drop_last = shuffle, drop_last
         self._step, self._choose = step, choose
         self._kept: tuple[int, Tensor] | None = None  # an epoch and its order
         self._begun: int | None = None  # the step at which the last pass began
