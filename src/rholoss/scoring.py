@@ -242,8 +242,8 @@ class Scorer:
 
     def _check_numbers(self, outputs: list[Tensor], target: Tensor, needs: frozenset[str]) -> None:
         assert isinstance(self.loss, losses.Task)
-        whole = not target.is_floating_point()
-        if whole and outputs[0].ndim > 1 and self.loss.per_example in losses.CLASSES:
+        whole = not target.is_floating_point() and outputs[0].shape[:-1] == target.shape
+        if whole and self.loss.per_example in losses.CLASSES:
             losses.check_classes(outputs[0], target)
         # Each alone means something without dropout; their difference is rounding noise then.
         compared = self._dry and needs >= MONTE_CARLO
