@@ -57,14 +57,15 @@ class Losses:
         return self.values[ids]
 
 
-def test_any_method_can_choose_offline(points):
+@pytest.mark.parametrize("kind", [Losses, torch.as_tensor])
+def test_any_method_can_choose_offline(points, kind):
     values = np.arange(101, dtype=np.float32)
     chosen = coreset(
         Confidence(),
         points,
         keep=0.05,
         method="negative_il",
-        irreducible=Losses(values),
+        irreducible=kind(values),
         progress=False,
     )
     assert list(chosen.ids) == [0, 1, 2, 3, 4]
@@ -97,3 +98,9 @@ def test_methods_that_a_part_of_the_data_cannot_be_chosen_by():
         rho.coreset(proxy, data, method="bald", progress=False)
     with pytest.raises(RholossError, match=r"'grad_norm_is' samples rows by importance"):
         rho.coreset(proxy, data, method="grad_norm_is", progress=False)
+
+
+def test_losses_that_change_with_the_run_are_none_to_choose_by_once(points):
+    ladder = rho.Ladder([torch.ones(101), torch.zeros(101)])
+    with pytest.raises(RholossError, match="`irreducible` is a Ladder; losses are looked up by id"):
+        coreset(Confidence(), points, method="rho", irreducible=ladder, progress=False)

@@ -56,7 +56,7 @@ ROOMS = {
         "arguments distributed ladder state"
     ),
     "workers": "core data modes picks sampler selector steplog workers",
-    "coreset": "core data methods scoring losses il progress",
+    "coreset": "core data methods scoring sources losses il progress",
     "timing": "core data methods modes scoring losses il progress",
     "advise": "core ledger timing",
 }

@@ -19,6 +19,7 @@ from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.losses import LossFunction
 from rholoss.progress import Bar
 from rholoss.scoring import Scorer
+from rholoss.sources import Table, as_table
 
 
 def coreset(
@@ -40,7 +41,7 @@ def coreset(
     Args:
         proxy: a trained model; runs in eval mode and is left as it was.
         dataset: as it is trained on, without augmentation.
-        irreducible: losses by id (something with `lookup`), for methods that read them.
+        irreducible: losses by id, for methods that read them: what `fit_irreducible` returned, a tensor.
         draws: 1 takes the proxy's own prediction; more average Monte-Carlo dropout draws.
 
     Returns:
@@ -62,9 +63,10 @@ def coreset(
     indexed = dataset if isinstance(dataset, data.WithIndex) else data.WithIndex(dataset)
     if len(indexed) == 0:
         raise RholossError("The data set is empty, so nothing can be chosen from it.")
+    table = None if irreducible is None else as_table(irreducible)
     scorer = Scorer(loss, batch_norm="eval", draws=draws)
     loader = DataLoader(indexed, batch_size=batch_size, num_workers=num_workers)
-    stats = _measure_all(proxy, loader, scorer, method, irreducible, progress)
+    stats = _measure_all(proxy, loader, scorer, method, table, progress)
     k = core.num_selected(len(indexed), keep)
     selection, score_N = core.choose(method, stats, k, core.step_generator(seed, 0))
     if selection.weight is not None:
@@ -92,7 +94,7 @@ def _measure_all(
     loader: DataLoader[Any],
     scorer: Scorer,
     method: Method,
-    irreducible: Any,
+    table: Table | None,
     progress: bool,
 ) -> Stats:
     needs, device = method.needs - {"irreducible_loss"}, data.device_of(proxy)
@@ -103,8 +105,8 @@ def _measure_all(
             ids = data.find_index(batch)
             body = data.without_index(data.to_device(batch, device))
             measured = scorer.measure(proxy, body, len(ids), needs, seed=step) if needs else {}
-            if "irreducible_loss" in method.needs:
-                measured["irreducible_loss"] = torch.as_tensor(irreducible.lookup(ids))
+            if table is not None and "irreducible_loss" in method.needs:
+                measured["irreducible_loss"] = torch.as_tensor(table.lookup(ids))
             for name, values in measured.items():
                 parts[name].append(values.cpu())
             index.extend(ids.tolist() if isinstance(ids, torch.Tensor) else ids)

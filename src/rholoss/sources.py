@@ -246,3 +246,14 @@ def as_source(irreducible: Any) -> Source | None:
         "`Irreducible.load` returns, a tensor of losses by id, a function from ids to losses, or a "
         "`LiveIrreducible`."
     )
+
+
+def as_table(irreducible: Any) -> Table:
+    """A table of losses by id from what the user passed as `irreducible`."""
+    source = as_source(irreducible)
+    if isinstance(irreducible, Source) or not isinstance(source, TableSource):
+        raise RholossError(
+            f"`irreducible` is a {type(irreducible).__name__}; losses are looked up by id here: pass what "
+            "`fit_irreducible` or `Irreducible.load` returns, or a tensor of losses by id."
+        )
+    return source.table
