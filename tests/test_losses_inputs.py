@@ -168,7 +168,7 @@ def test_a_model_is_a_module():
         rho.Selector("loss", keep=0.1)(lambda x: x, batch(TensorDataset(X, Y)))
 
 
-@pytest.mark.parametrize("precision", [16, "16-mixed", True])
+@pytest.mark.parametrize("precision", [16, "16-mixed", True, torch.float64])
 def test_a_precision_has_a_name(precision):
     with pytest.raises(RholossError, match=f"`precision` is {precision!r}; choose one of bf16"):
         rho.Selector("loss", keep=0.1, precision=precision)

@@ -247,9 +247,10 @@ CLASSES = (classification, tokens, causal_lm)  # those whose targets are numbers
 
 def by_name(loss: str | LossFunction) -> LossFunction:
     """The task of that name; a function (model, batch) -> [B] is returned as it is."""
-    if isinstance(loss, _Loss):
+    if isinstance(loss, _Loss) or getattr(loss, "__module__", None) == F.__name__:
+        name = getattr(loss, "__name__", repr(loss))
         raise RholossError(
-            f"`loss` is {loss!r}, which is called with an output and a target; pass one of "
+            f"`loss` is {name}, which is called with an output and a target; pass one of "
             f"{', '.join(TASKS)}, or a function (model, batch) -> [B] that returns one loss per example."
         )
     if callable(loss):

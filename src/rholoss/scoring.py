@@ -71,8 +71,7 @@ class Scorer:
                 f"`draws` and `chunk` must be at least 1, but are {draws} and {chunk}; leave `chunk` "
                 "out to score all candidates at once."
             )
-        known = precision is None or isinstance(precision, torch.dtype) or precision in PRECISIONS
-        if not known:
+        if precision not in (None, *PRECISIONS, *PRECISIONS.values()):
             raise RholossError(
                 f"`precision` is {precision!r}; choose one of {', '.join(PRECISIONS)}, or None."
             )
