@@ -73,7 +73,7 @@ def step_generator(seed: int, step: int) -> Generator:
 
 def draw_seed(generator: Generator) -> int:
     """Seed of one step's dropout draws."""
-    return int(torch.randint(2**62, (), generator=generator))
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 @contextmanager

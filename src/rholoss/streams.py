@@ -145,7 +145,8 @@ class Stream(IterableDataset[Any]):
             order = list(range(len(self.shards)))
             if self.shuffle:
                 generator = step_generator(self.seed, epoch)
-                order = torch.randperm(len(self.shards), generator=generator).tolist()
+                drawn = torch.randperm(len(self.shards), generator=generator, device="cpu")
+                order = drawn.tolist()
             own = order[reader::readers]
             for place_ in own:
                 yield from self.items(self.shards[place_])

@@ -153,8 +153,8 @@ def _loader(
     generator, collate = Generator().manual_seed(seed), collate_fn or default_collate
 
     def load(k: int) -> Any:
-        positions = torch.randint(len(view), (k * batch,), generator=generator).numpy()
-        rows = Rows(view, positions)  # fetched at once where a loader would do so
+        positions = torch.randint(len(view), (k * batch,), generator=generator, device="cpu")
+        rows = Rows(view, positions.numpy())  # fetched at once where a loader would do so
         loaded = collate(rows.__getitems__(list(range(len(rows)))))
         return data.without_index(loaded) if isinstance(loaded, Mapping) else loaded
 
