@@ -125,6 +125,9 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
     assert "holds a Tensor; save `model.state_dict()` instead" in said(tmp_path / "tensor.pt")
     torch.save(task.small(), tmp_path / "pickled.pt")
     assert "cannot be read as weights alone" in said(tmp_path / "pickled.pt")
+    for number, junk in enumerate((b"", b"hello", b"\x80")):
+        (tmp_path / f"{number}.pt").write_bytes(junk)
+        assert "cannot be read as weights alone" in said(tmp_path / f"{number}.pt")
     (tmp_path / "bad.safetensors").write_bytes(b"no")
     assert "cannot be read as safetensors" in said(tmp_path / "bad.safetensors")
     assert not (tmp_path / "il").exists()
@@ -175,6 +178,15 @@ def test_show_needs_the_data_for_string_ids(tmp_path: Path) -> None:
 def test_show_of_what_is_no_store(tmp_path: Path) -> None:
     said = one_line(rholoss_(f"il show {tmp_path / 'nothing'}"))
     assert "is not a store of irreducible losses: it does not exist" in said
+
+
+@pytest.mark.parametrize("wanted", ["--highest 2", "--parquet {store}.parquet"])
+def test_show_of_ids_that_the_store_does_not_have(store: Path, wanted: str) -> None:
+    said = one_line(
+        rholoss_(f"il show {store} --data fixtures_task:keyed {wanted.format(store=store)}")
+    )
+    assert "240 of 240 ids have no usable irreducible loss: 'file0.png'" in said
+    assert "The stored ids are integers, those asked for are not" in said
 
 
 def test_histogram_and_highest() -> None:

@@ -49,11 +49,8 @@ def test_ids_are_those_of_the_whole_data_set(points):
     assert all(points.tensors[0][index] == x for index, x, _ in chosen)
 
 
-@pytest.mark.parametrize(
-    "given", [torch.tensor, rho.Irreducible.from_losses, lambda values: values.__getitem__]
-)
+@pytest.mark.parametrize("given", [torch.tensor, rho.Irreducible.from_losses])
 def test_any_method_can_choose_offline(points, given):
-    """With irreducible losses in any form that a `Selector` takes."""
     losses = given(np.arange(101, dtype=np.float32))
     options = {"method": "negative_il", "irreducible": losses, "progress": False}
     chosen = coreset(Confidence(), points, keep=0.05, batch_size=30, **options)
@@ -108,3 +105,9 @@ def test_methods_that_a_part_of_the_data_cannot_be_chosen_by():
         rho.coreset(proxy, data, method="bald", progress=False)
     with pytest.raises(RholossError, match=r"'grad_norm_is' samples rows by importance"):
         rho.coreset(proxy, data, method="grad_norm_is", progress=False)
+
+
+def test_losses_that_change_with_the_run_are_none_to_choose_by_once(points):
+    ladder = rho.Ladder([torch.ones(101), torch.zeros(101)])
+    with pytest.raises(RholossError, match="`irreducible` is a Ladder; losses are looked up by id"):
+        coreset(Confidence(), points, method="rho", irreducible=ladder, progress=False)

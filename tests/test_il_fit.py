@@ -145,7 +145,7 @@ def test_check_rows_decides_on_a_strided_sample():
     assert il.dense.isfinite().all()
 
 
-def test_randomness_is_its_own_and_the_seed_repeats_it():
+def test_randomness_is_its_own_and_the_seed_repeats_it(tmp_path):
     data = blobs(64, 0)
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
@@ -156,6 +156,10 @@ def test_randomness_is_its_own_and_the_seed_repeats_it():
     torch.manual_seed(6)
     assert torch.equal(quick(small, data, folds=2).dense, first.dense)
     assert not torch.equal(quick(small, data, folds=2, seed=1).dense, first.dense)
+    again = quick(small, data, folds=2, seed=np.int64(0), out=tmp_path / "il")  # numpy's, too
+    assert torch.equal(again.dense, first.dense)
+    with pytest.raises(RholossError, match="`seed` is None; give a whole number"):
+        quick(small, data, folds=2, seed=None)
 
 
 def test_each_fold_has_a_model_and_a_seed_of_its_own():

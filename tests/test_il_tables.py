@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from rholoss.data import WithIndex
 from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
 from rholoss.il import ids
+from rholoss.il.partial import Partial
 from rholoss.il.store import Irreducible
 
 NAN, INF = math.nan, math.inf
@@ -150,13 +151,17 @@ def test_parquet_there_and_back(tmp_path):
 
 def test_parquet_of_others(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"uid": [4, 0], "nll": [0.5, None]})
+    table = pyarrow.table({"uid": [4, 0], "nll": [0.5, None], "name": ["a", "b"]})
     parquet.write_table(table, tmp_path / "theirs.parquet")
     il = Irreducible.from_parquet(tmp_path / "theirs.parquet", id_column="uid", loss_column="nll")
     assert il.lookup([4]).tolist() == [0.5]
     assert il.lookup([0]).isnan().all()
-    with pytest.raises(StoreError, match=r"has no column 'index', but uid, nll\. Pass `id_column="):
+    with pytest.raises(
+        StoreError, match=r"has no column 'index', but uid, nll, name\. Pass `id_column="
+    ):
         Irreducible.from_parquet(tmp_path / "theirs.parquet")
+    with pytest.raises(StoreError, match=r"column 'name' of .* holds no numbers, but string"):
+        Irreducible.from_parquet(tmp_path / "theirs.parquet", id_column="uid", loss_column="name")
     (tmp_path / "bad.parquet").write_bytes(b"PAR0")
     with pytest.raises(StoreError, match="cannot be read as Parquet"):
         Irreducible.from_parquet(tmp_path / "bad.parquet")
@@ -187,3 +192,26 @@ def test_a_parquet_file_that_cannot_be_written_is_told(tmp_path):
     pytest.importorskip("pyarrow")
     with pytest.raises(StoreError, match=r"x.parquet could not be written: .*No such file"):
         Irreducible.from_losses([1.0]).to_parquet(tmp_path / "no" / "x.parquet")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK"])
+def test_weights_that_were_replaced_are_told(tmp_path, content):
+    made = Irreducible.from_losses([1.0, 2.0])
+    made._weights = [{"w": torch.ones(2)}]
+    made.save(tmp_path / "il")
+    (tmp_path / "il" / Irreducible.load(tmp_path / "il").meta["files"]["weights"]).write_bytes(
+        content
+    )
+    il = Irreducible.load(tmp_path / "il")  # the losses are there
+    assert il.lookup([1]).tolist() == [2.0]
+    with pytest.raises(StoreError, match=r"cannot be read as weights .*Copy the store again"):
+        il.weights()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK"])
+def test_fitted_weights_that_cannot_be_read_are_fitted_again(tmp_path, content):
+    partial = Partial(tmp_path, {"work": "fit"}, 4)
+    partial.keep_fitted("model", {"state": {"w": torch.ones(2)}})
+    assert partial.fitted("model") is not None
+    (partial.path / "model.pt").write_bytes(content)
+    assert partial.fitted("model") is None

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rholoss as rho
+from rholoss.core import Stats
 from rholoss.distributed import Ranks
 from rholoss.engine import Resident, Trainer
 from rholoss.errors import RholossError
@@ -40,6 +41,28 @@ def selected(select, steps, model=None):
         optimizer.zero_grad()
         chosen.append(index)
     return stood, torch.stack(chosen), model
+
+
+def scored(reducible_B):
+    """What a tap is told of a step whose candidates have these reducible losses."""
+    measured = {"loss": reducible_B + 1, "irreducible_loss": torch.ones_like(reducible_B)}
+    return Stats(None, measured), Chosen(torch.zeros(1), torch.zeros(1), None, reducible_B)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_it_climbs_by_losses_whatever_a_method_makes_of_them(weight):
+    """At a loss of log 2 = 0.69 the first rung, 0.5, is not passed yet."""
+    method = rho.Method(
+        "weighted",
+        lambda stats: stats.loss - weight * stats.irreducible_loss,
+        rho.METHODS["rho"].pick,
+        frozenset({"loss", "irreducible_loss"}),
+    )
+    select, model = rho.Selector(method, irreducible=rho.Ladder(RUNGS), keep=0.25), make_model()
+    torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
+    for _ in range(100):
+        select(model, (torch.arange(64), X[:64], Y[:64]))
+    assert select.source.rung == 0
 
 
 def test_a_run_climbs_as_it_learns_and_reads_the_losses_of_its_rung():
@@ -141,7 +164,7 @@ def test_the_selector_climbs_at_the_steps_at_which_the_engine_does():
         rungs.add(ladder.rung)
         trainer.train(1)
         score = trainer.counters.reducible[step % 100]  # mean of the candidates
-        watch(step, None, Chosen(torch.zeros(1), torch.zeros(1), None, score[None]))
+        watch(step, *scored(score[None]))
     assert len(rungs) > 1
 
 
@@ -153,7 +176,7 @@ def test_all_ranks_climb_or_none(others, rung):
     watch = ladder.watcher(ranks)
     for step in range(100):
         assert ladder.rung == 0
-        watch(step, None, Chosen(torch.zeros(1), torch.zeros(1), None, torch.tensor([0.05, 0.15])))
+        watch(step, *scored(torch.tensor([0.05, 0.15])))
     assert ladder.rung == rung
 
 

@@ -254,6 +254,13 @@ def test_figures_that_are_none_do_not_decide():
         assert (verdict.target, verdict.baseline_seconds, verdict.paid) == (0.9, 10.0, True)
 
 
+@pytest.mark.parametrize("value", [float("nan"), torch.tensor(float("inf"))])
+def test_a_figure_that_is_none_is_logged_as_json_has_it(value):
+    ledger = Ledger()
+    assert json.loads(json.dumps(ledger.mark(value), allow_nan=False))["value"] is None
+    assert not math.isfinite(ledger.marks[0][2])
+
+
 def test_the_log_of_a_baseline_tells_what_its_irreducible_losses_cost(tmp_path):
     base = Ledger(il_seconds=200.0, il_runs=2)
     path = tmp_path / "base.jsonl"

@@ -238,6 +238,10 @@ def test_losses_by_name():
         RholossError, match=r"`loss` is 'mse'.*classification, multi_label.*function"
     ):
         losses.by_name("mse")
+    with pytest.raises(
+        RholossError, match="`loss` is cross_entropy, which is called with an output and a target"
+    ):
+        losses.by_name(torch.nn.functional.cross_entropy)
 
 
 @pytest.mark.parametrize(

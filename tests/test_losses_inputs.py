@@ -116,6 +116,29 @@ def test_labels_that_are_no_classes_are_told_at_the_first_call(labels, said):
         rho.Selector("loss", keep=0.1)(Model(), batch(TensorDataset(X, labels)))
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.int16, torch.bool])
+@pytest.mark.parametrize("method", ["loss", "grad_norm"])
+def test_labels_may_be_whole_numbers_of_any_width(kind, method):
+    model = Model()
+    expected = rho.Selector(method, keep=0.1)(model, batch(TensorDataset(X, Y)))
+    chosen = rho.Selector(method, keep=0.1)(model, batch(TensorDataset(X, Y.to(kind))))
+    assert torch.equal(chosen[0], expected[0])
+    assert chosen[2].dtype == kind  # as the loop knows them
+
+
+def test_class_156_of_a_byte_is_none_that_does_not_count():
+    byte = torch.tensor([[156, 3]], dtype=torch.uint8)
+    mean = TASKS["tokens"](lambda x: torch.zeros(1, 2, 200), (X, byte))
+    assert torch.allclose(mean, torch.tensor(200.0).log())
+
+
+def test_maps_of_classes_are_told_by_their_shapes():
+    maps = TensorDataset(torch.randn(40, 3, 4, 4), torch.randint(0, 9, (40, 4, 4)))
+    message = r"needs logits \[B, C\].*put out \(40, 9, 4, 4\) and the targets are \(40, 4, 4\)"
+    with pytest.raises(RholossError, match=message):
+        rho.Selector("loss", keep=0.1)(nn.Conv2d(3, 9, 1), batch(maps))
+
+
 def test_labels_that_do_not_count_are_fine():
     ignored = torch.where(torch.arange(40) < 3, -100, Y)
     assert len(rho.Selector("loss", keep=0.1)(Model(), batch(TensorDataset(X, ignored)))[0]) == 4
@@ -145,7 +168,7 @@ def test_a_model_is_a_module():
         rho.Selector("loss", keep=0.1)(lambda x: x, batch(TensorDataset(X, Y)))
 
 
-@pytest.mark.parametrize("precision", [16, "16-mixed", True])
+@pytest.mark.parametrize("precision", [16, "16-mixed", True, torch.float64])
 def test_a_precision_has_a_name(precision):
     with pytest.raises(RholossError, match=f"`precision` is {precision!r}; choose one of bf16"):
         rho.Selector("loss", keep=0.1, precision=precision)

@@ -1,3 +1,4 @@
+import itertools
 import math
 import warnings
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rholoss as rho
 from rholoss import core
+from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.sampler import EPOCHS, CandidateBatches, uniform_choice
 
@@ -292,3 +294,48 @@ def test_a_uniform_choice_passes_over_high_losses_unless_there_are_too_few_other
         more = uniform_choice(5, 4, core.step_generator(0, step), loss_B, 0.5)
         assert set(more.tolist()[:3]) == {0, 2, 4}
     assert uniform_choice(5, 5, core.step_generator(0, 0), loss_B, 0.5).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.fixture
+def elsewhere():
+    """A default device that is not the CPU, where `torch.set_default_device("cuda")` has the GPU."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("method", ["rho", "uniform", "grad_norm_is", "negative_il"])
+def test_choices_do_not_depend_on_the_default_device(method, elsewhere):
+    with torch.device("cpu"):
+        network, x, y, il = model(), torch.randn(40, 8), torch.arange(40) % 2, torch.rand(40)
+    chosen = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            schedule = rho.annealed(8, switch=0.5, drop=0.1)
+            select = rho.Selector(method, irreducible=il, keep=0.25, schedule=schedule)
+            batches = select.batch_sampler(range(40), 10)
+            for rows in itertools.chain.from_iterable(batches for _ in range(2)):
+                ids = torch.tensor(rows, device="cpu")
+                index, *_ = select(network, (ids, x[ids], y[ids]))
+                chosen.append((index.tolist(), str(select.weights)))
+    assert chosen[: len(chosen) // 2] == chosen[len(chosen) // 2 :]
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_losses_do_not_depend_on_the_default_device(ranks, elsewhere, tmp_path, monkeypatch):
+    if ranks:  # as several processes do it, here by one
+        monkeypatch.setattr("rholoss.il.score.Ranks", lambda **_: Ranks(alone=True))
+    with torch.device("cpu"):
+        network, data = model(), TensorDataset(torch.randn(40, 8), torch.arange(40) % 2)
+        kind = {"progress": False, "ranks": ranks}
+        expected = rho.score_irreducible(network, data, out=tmp_path / "a", **kind)
+        fitted = rho.fit_irreducible(model, data, folds=2, epochs=2, progress=False)
+    found = rho.score_irreducible(network, data, out=tmp_path / "b", **kind)
+    assert torch.equal(found.values, expected.values)
+
+    def make():
+        with torch.device("cpu"):
+            return model()
+
+    again = rho.fit_irreducible(make, data, folds=2, epochs=2, device="cpu", progress=False)
+    assert torch.equal(again.values, fitted.values)

@@ -19,6 +19,7 @@ def test_phases_over_time():
     assert scored(rho.constant(), 6) == "SSSSSS"
     assert scored(rho.warm_up(2), 6) == "..SSSS"
     assert scored(rho.warm_up(0), 6) == "SSSSSS"
+    assert scored(rho.warm_up(2e0), 6) == "..SSSS"
     assert scored(rho.window(1, 4), 6) == ".SSS.."
     assert scored(rho.window(3, 3), 6) == "......"
     assert scored(rho.annealed(total_steps=10), 10) == "SSS......."
@@ -43,6 +44,11 @@ def test_a_schedule_is_a_function_of_the_step(start, length, step):
     [
         (lambda: rho.warm_up(-1), "start at step 0 or later .* starts at -1 and stops at inf"),
         (lambda: rho.window(5, 4), "stop after it starts, but starts at 5 and stops at 4"),
+        (
+            lambda: rho.warm_up(0.1),
+            "counts steps, but starts at 0.1 .* shares of a run, give them t",
+        ),
+        (lambda: rho.window(0, 0.3), "counts steps, but starts at 0 and stops at 0.3"),
         (lambda: rho.annealed(0), r"`total_steps` must be at least 1 .* are 0 and 0.3"),
         (lambda: rho.annealed(10, switch=1.5), r"`switch` in \[0, 1\], but are 10 and 1.5"),
         (lambda: rho.annealed(10, drop=1.0), r"`drop` must be in \[0, 1\), but is 1.0; 0 drops"),

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from test_selector import Logits, worked
@@ -45,6 +46,7 @@ def run(select, toy, model, steps, start=0):
             {"keep": 0.5, "loss": torch.nn.CrossEntropyLoss(reduction="none")},
             "`loss` is CrossEntropy",
         ),
+        ({"k": 3, "seed": None}, "`seed` must be a whole number, but is None; the default is 0"),
         ({"k": 3, "flush_every": 0}, "`flush_every` must be in 1..100, but is 0"),
         ({"k": 3, "flush_every": 101}, "`flush_every` must be in 1..100, but is 101"),
         (
@@ -238,15 +240,19 @@ def test_uniform_is_logged_without_scores(fixture_a, tmp_path):
 # State.
 
 
-def test_state_needs_no_pickle_and_gives_the_same_choices(toy):
-    first = Selector("rho", irreducible=toy.il, keep=0.1, seed=5)
+@pytest.mark.parametrize(
+    "options", [{"keep": 0.1, "seed": 5}, {"k": np.int64(32), "seed": np.int64(5)}]
+)
+def test_state_needs_no_pickle_and_gives_the_same_choices(toy, options):
+    first = Selector("rho", irreducible=toy.il, **options)
+    first.batch_sampler(range(960), np.int64(320), seed=np.int64(3))
     model = toy.model()
     run(first, toy, model, 3)
     file = io.BytesIO()
     torch.save({"select": first.state_dict(), "model": model.state_dict()}, file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    second, other = Selector("rho", irreducible=toy.il, keep=0.1), toy.model()
+    second, other = Selector("rho", irreducible=toy.il, **{**options, "seed": 0}), toy.model()
     other.load_state_dict(state["model"])
     second.load_state_dict(state["select"])
     assert (second.step, second.seed) == (3, 5)

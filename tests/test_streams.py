@@ -79,6 +79,23 @@ def test_losses_are_joined_in_the_loader(il):
         list(stream(irreducible=few))
 
 
+def test_the_cost_of_losses_that_a_stream_carries_is_counted():
+    losses = {f"k{i}": 0.5 for i in range(SHARDS * ROWS)}
+    dear = rho.Irreducible.from_losses(losses, seconds=7.0)
+    select = rho.Selector("rho", keep=0.5)
+    select.watch(DataLoader(stream(irreducible=dear), batch_size=8))
+    assert select.ledger.il_seconds == 7.0
+
+
+def test_losses_of_whole_numbers_may_be_a_tensor():
+    items = {"key": lambda item: int(item["name"][1:]), "irreducible": torch.arange(120.0)}
+    assert next(iter(stream(**items)))["irreducible_loss"] == 0.0
+    with pytest.raises(
+        RholossError, match="`irreducible` is a function; losses are looked up by id"
+    ):
+        stream(irreducible=lambda keys: torch.zeros(len(keys)))
+
+
 def test_selection_from_a_stream_within_an_epoch(il):
     loader = DataLoader(stream(irreducible=il), batch_size=30)
     select = rho.Selector("negative_il", keep=0.1)

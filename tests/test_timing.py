@@ -70,6 +70,21 @@ def test_slow_data_shows_as_the_bottleneck() -> None:
     assert "Loading, not the model" in " ".join(advice(found, costs(found)))
 
 
+class AtOnce(task.Points):
+    """Rows that are slow one by one, and fast together: a Hugging Face data set."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        raise AssertionError("a loader would fetch the whole batch")
+
+    def __getitems__(self, rows: list[int]) -> list[tuple[Tensor, int]]:
+        return [super(AtOnce, self).__getitem__(row) for row in rows]
+
+
+def test_rows_are_fetched_as_a_loader_fetches_them() -> None:
+    timings = measure(task.small(), AtOnce(), batch=4, ks=(2,), seconds=0, progress=False)
+    assert timings.loading[2] > 0
+
+
 def test_measure_takes_batches_of_any_kind() -> None:
     found = measure(task.small(), task.unlabelled, batch=4, ks=(2,), seconds=0, progress=False)
     assert found.training > 0

@@ -28,6 +28,7 @@ def check_arguments(
     k: int | None,
     flush_every: int,
     loss: Any,
+    seed: int,
 ) -> None:
     """Raise where a selector cannot be made of these."""
     if not isinstance(schedule, Schedule):
@@ -41,6 +42,8 @@ def check_arguments(
         raise RholossError(f"`keep` must be in (0, 1], but is {keep!r}; the paper has 0.1.")
     if k is not None and (not isinstance(k, numbers.Integral) or k < 1):
         raise RholossError(f"`k` must be a whole number of at least 1, but is {k!r}.")
+    if not isinstance(seed, numbers.Integral):
+        raise RholossError(f"`seed` must be a whole number, but is {seed!r}; the default is 0.")
     if not 1 <= flush_every <= FLUSH_STEPS:
         raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every}.")
     if isinstance(source, Ladder) and not {"loss", "irreducible_loss"} <= method.needs:

@@ -68,12 +68,12 @@ def num_selected(rows: int, keep: float) -> int:
 
 def step_generator(seed: int, step: int) -> Generator:
     """Randomness of one step: a function of (seed, step), so that a resumed run repeats it."""
-    return Generator().manual_seed((seed * 0x9E3779B97F4A7C15 + step) % 2**63)
+    return Generator().manual_seed((int(seed) * 0x9E3779B97F4A7C15 + step) % 2**63)
 
 
 def draw_seed(generator: Generator) -> int:
     """Seed of one step's dropout draws."""
-    return int(torch.randint(2**62, (), generator=generator))
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.losses import LossFunction
 from rholoss.progress import Bar
 from rholoss.scoring import Scorer
-from rholoss.sources import Source, as_source
+from rholoss.sources import Table, as_table, raise_unmeasured
 
 
 def coreset(
@@ -41,7 +41,8 @@ def coreset(
     Args:
         proxy: a trained model; runs in eval mode and is left as it was.
         dataset: as it is trained on, without augmentation.
-        irreducible: as for `Selector`, for methods that read them; each point must have one.
+        irreducible: losses by id, for methods that read them: what `fit_irreducible` returned, or a tensor;
+            each point must have one.
         draws: 1 takes the proxy's own prediction; more average Monte-Carlo dropout draws.
 
     Returns:
@@ -65,8 +66,8 @@ def coreset(
         raise RholossError("The data set is empty, so nothing can be chosen from it.")
     scorer = Scorer(loss, batch_norm="eval", draws=draws)
     loader = DataLoader(indexed, batch_size=batch_size, num_workers=num_workers)
-    source = as_source(irreducible)
-    stats = _measure_all(proxy, loader, scorer, method, source, progress)
+    table = None if irreducible is None else as_table(irreducible)
+    stats = _measure_all(proxy, loader, scorer, method, table, progress)
     k = core.num_selected(len(indexed), keep)
     selection, score_N = core.choose(method, stats, k, core.step_generator(seed, 0))
     if selection.weight is not None:
@@ -94,7 +95,7 @@ def _measure_all(
     loader: DataLoader[Any],
     scorer: Scorer,
     method: Method,
-    source: Source | None,
+    table: Table | None,
     progress: bool,
 ) -> Stats:
     needs, device = method.needs - {"irreducible_loss"}, data.device_of(proxy)
@@ -105,10 +106,9 @@ def _measure_all(
             ids = data.find_index(batch)
             body = data.without_index(data.to_device(batch, device))
             measured = scorer.measure(proxy, body, len(ids), needs, seed=step) if needs else {}
-            if source is not None and "irreducible_loss" in method.needs:
-                known = source.on_host(ids)  # which raises where there is none
-                losses = source.losses(ids, body, device) if known is None else known
-                measured["irreducible_loss"] = losses
+            if table is not None and "irreducible_loss" in method.needs:
+                measured["irreducible_loss"] = torch.as_tensor(table.lookup(ids))
+                raise_unmeasured(ids, measured["irreducible_loss"])
             for name, values in measured.items():
                 parts[name].append(values.cpu())
             index.extend(ids.tolist() if isinstance(ids, torch.Tensor) else ids)

@@ -56,7 +56,7 @@ class Ladder(TableSource):
                 )
         self.ahead, self.rung = ahead, 0
         self.seconds = sum(float(getattr(rung, "seconds", 0.0)) for rung in rungs)
-        self._sum: Tensor | float = 0.0  # of mean scores since the last look
+        self._sum: Tensor | float = 0.0  # of mean reducible losses since the last look
         self._steps = 0
         super().__init__(self.tables[0])
 
@@ -71,8 +71,8 @@ class Ladder(TableSource):
         """A tap for `Selector`: every hundred steps it may climb, on all ranks or on none."""
 
         def tap(step: int, stats: Stats, chosen: Chosen) -> None:
-            if chosen.score_B is not None:
-                self._note(chosen.score_B)
+            if chosen.score_B is not None:  # which a method may have made of other things, too
+                self._note(stats.loss - stats.irreducible_loss)
             if (step + 1) % EVERY == 0:
                 told = [mean for mean in ranks.exchange(self._read()) if not math.isnan(mean)]
                 if told:
@@ -80,9 +80,9 @@ class Ladder(TableSource):
 
         return tap
 
-    def _note(self, score_B: Tensor) -> None:
-        """The scores of all candidates of a step. Does not wait for the device."""
-        self._sum, self._steps = self._sum + mean_of_finite(score_B), self._steps + 1
+    def _note(self, reducible_B: Tensor) -> None:
+        """The reducible losses of all candidates of a step. Does not wait for the device."""
+        self._sum, self._steps = self._sum + mean_of_finite(reducible_B), self._steps + 1
 
     def _read(self) -> float:
         """Their mean since this was asked last, NaN if nothing was noted. Waits for the device."""

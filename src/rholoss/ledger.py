@@ -189,7 +189,8 @@ class Ledger:
         """Note a figure of merit, higher is better (accuracy at an evaluation), with step and time."""
         self._catch_up()
         self.marks.append((self.steps, self.seconds, float(value)))
-        own = {"step": self.steps, "seconds": self.seconds, "value": float(value)}
+        known = float(value) if math.isfinite(value) else None  # JSON has no NaN
+        own = {"step": self.steps, "seconds": self.seconds, "value": known}
         return {"type": "mark", **own, "il_seconds": self.il_seconds / self.il_runs}
 
     @property

@@ -109,6 +109,7 @@ def no_label_counts(batch: Any, loss: LossFunction) -> Tensor | None:
         return None  # the usual case; elsewhere it would be waited for
     if target.ndim > 1 and (task is causal_lm or getattr(loss, "shifted", False)):
         target = target[:, 1:]  # the first token is predicted from nothing
+    target = target.long()  # in a byte -100 is 156
     return (target == IGNORED).flatten(1).all(1) if target.ndim > 1 else target == IGNORED
 
 
@@ -135,7 +136,7 @@ class Task:
     per_example: Callable[[Tensor, Tensor], Tensor]
 
     def forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        """Run the model; returns its output in float32 and the target."""
+        """Run the model; returns its output in float32 and the target, whole numbers as int64."""
         positional, keywords, target = split_batch(batch)
         if len(keywords) == 1 and not set(keywords) & set(parameters_of(model)):
             positional, keywords = tuple(keywords.values()), {}  # one input needs no name
@@ -146,7 +147,8 @@ class Task:
         except TypeError as error:
             check_fits(model, positional, keywords, batch, error)
             raise  # it is the model's own
-        return output_of(result).float(), target
+        whole = not target.is_floating_point()  # of any width, which torch's losses are not
+        return output_of(result).float(), target.long() if whole else target
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """One loss per example, [B]."""
@@ -245,9 +247,10 @@ CLASSES = (classification, tokens, causal_lm)  # those whose targets are numbers
 
 def by_name(loss: str | LossFunction) -> LossFunction:
     """The task of that name; a function (model, batch) -> [B] is returned as it is."""
-    if isinstance(loss, _Loss):
+    if isinstance(loss, _Loss) or getattr(loss, "__module__", None) == F.__name__:
+        name = getattr(loss, "__name__", repr(loss))
         raise RholossError(
-            f"`loss` is {loss!r}, which is called with an output and a target; pass one of "
+            f"`loss` is {name}, which is called with an output and a target; pass one of "
             f"{', '.join(TASKS)}, or a function (model, batch) -> [B] that returns one loss per example."
         )
     if callable(loss):

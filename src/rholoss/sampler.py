@@ -24,9 +24,9 @@ def uniform_choice(
 ) -> Tensor:
     """Positions of k rows at random; those with an irreducible loss above `limit` come last."""
     if k == rows:
-        return torch.arange(rows)  # chosen already, by a sampler, and in this order
+        return torch.arange(rows, device="cpu")  # chosen already, by a sampler, and in this order
     if loss_B is None:
-        return random_k(torch.zeros(rows), k, generator).position
+        return random_k(torch.zeros(rows, device="cpu"), k, generator).position
     return random_k(torch.where(loss_B <= limit, 0.0, -torch.inf), k, generator).position
 
 
@@ -70,12 +70,8 @@ class CandidateBatches(Sampler[list[int]]):
                 f"no candidate batch with drop_last={drop_last}; pass a data set with at least "
                 f"{max(1, smallest)} rows and a batch size of at least 1."
             )
-        self.batch_size, self.shuffle, self.drop_last, self.seed = (
-            batch_size,
-            shuffle,
-            drop_last,
-            seed,
-        )
+        self.batch_size, self.seed = int(batch_size), int(seed)  # plain, for a state that is saved
+        self.shuffle, self.drop_last = shuffle, drop_last
         self._step, self._choose = step, choose
         self._kept: tuple[int, Tensor] | None = None  # an epoch and its order
         self._begun: int | None = None  # the step at which the last pass began
@@ -119,8 +115,9 @@ class CandidateBatches(Sampler[list[int]]):
 
     def _order(self, epoch: int) -> Tensor:
         if not self.shuffle:
-            return torch.arange(len(self.ids))
-        return torch.randperm(len(self.ids), generator=step_generator(self.seed, EPOCHS + epoch))
+            return torch.arange(len(self.ids), device="cpu")
+        generator = step_generator(self.seed, EPOCHS + epoch)
+        return torch.randperm(len(self.ids), generator=generator, device="cpu")
 
     def __iter__(self) -> Iterator[list[int]]:
         check_dealt_once(self, self.ranks)  # when a loader begins, and not with its first batch
@@ -157,6 +154,6 @@ class CandidateBatches(Sampler[list[int]]):
         if isinstance(self.ids, list):
             ids: Any = [self.ids[row] for row in rows.tolist()]
         else:
-            ids = torch.as_tensor(self.ids[rows.numpy()])
+            ids = torch.from_numpy(self.ids[rows.numpy()])
         position = self._choose(step, ids)
         return (rows if position is None else rows[position]).tolist()

@@ -37,6 +37,11 @@ class Schedule:
                 f"A schedule must start at step 0 or later and stop after it starts, but starts at "
                 f"{self.start} and stops at {self.stop}."
             )
+        if self.start % 1 or (self.stop < math.inf and self.stop % 1):
+            raise RholossError(
+                f"A schedule counts steps, but starts at {self.start} and stops at {self.stop}. If these are "
+                "shares of a run, give them times its steps."
+            )
         if not 0 <= self.drop < 1:
             raise RholossError(f"`drop` must be in [0, 1), but is {self.drop}; 0 drops nothing.")
 

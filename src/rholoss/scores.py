@@ -53,4 +53,4 @@ def loss_minus_conditional_entropy(stats: Stats) -> Tensor:
 
 def nothing(stats: Stats) -> Tensor:
     """All candidates alike."""
-    return torch.zeros(len(stats.index), device=getattr(stats.index, "device", None))
+    return torch.zeros(len(stats.index), device=getattr(stats.index, "device", "cpu"))

@@ -71,8 +71,7 @@ class Scorer:
                 f"`draws` and `chunk` must be at least 1, but are {draws} and {chunk}; leave `chunk` "
                 "out to score all candidates at once."
             )
-        known = precision is None or isinstance(precision, torch.dtype) or precision in PRECISIONS
-        if not known:
+        if precision not in (None, *PRECISIONS, *PRECISIONS.values()):
             raise RholossError(
                 f"`precision` is {precision!r}; choose one of {', '.join(PRECISIONS)}, or None."
             )
@@ -242,8 +241,8 @@ class Scorer:
 
     def _check_numbers(self, outputs: list[Tensor], target: Tensor, needs: frozenset[str]) -> None:
         assert isinstance(self.loss, losses.Task)
-        whole = not target.is_floating_point()
-        if whole and outputs[0].ndim > 1 and self.loss.per_example in losses.CLASSES:
+        whole = not target.is_floating_point() and outputs[0].shape[:-1] == target.shape
+        if whole and self.loss.per_example in losses.CLASSES:
             losses.check_classes(outputs[0], target)
         # Each alone means something without dropout; their difference is rounding noise then.
         compared = self._dry and needs >= MONTE_CARLO

@@ -91,8 +91,8 @@ class Selector:
         self.method = methods.by_name(method)
         self.source = as_source(irreducible)
         self.schedule = schedule or constant()
-        check_arguments(self.method, self.source, self.schedule, keep, k, flush_every, loss)
-        self.keep, self.k = 1.0 if keep is None else keep, k
+        check_arguments(self.method, self.source, self.schedule, keep, k, flush_every, loss, seed)
+        self.keep, self.k = float(1 if keep is None else keep), None if k is None else int(k)
         self.scorer = Scorer(
             loss,
             batch_norm=batch_norm,
@@ -104,7 +104,7 @@ class Selector:
             quantities=quantities,
         )
         self.find_index = index or data.find_index
-        self.shared, self.seed = tuple(shared), seed
+        self.shared, self.seed = tuple(shared), int(seed)  # plain: `torch.load` reads no numpy's
         self.flush_every, self.auto_off = flush_every, auto_off
         self.on_scores, self.ranks = list(on_scores), Ranks(choice)
         if isinstance(self.source, Ladder):

@@ -74,7 +74,7 @@ class DenseTable:
     """A tensor of losses by integer id."""
 
     def __init__(self, values: Any) -> None:
-        self.dense: Tensor | None = torch.as_tensor(values, dtype=torch.float32).cpu()
+        self.dense: Tensor | None = torch.as_tensor(values, dtype=torch.float32, device="cpu")
         if self.dense.ndim != 1:
             raise RholossError(
                 f"`irreducible` must have one loss for each id, shape [N], but has shape "
@@ -89,7 +89,7 @@ class DenseTable:
                 f"`irreducible` is a table by integer id, but the ids are strings, {ids[0]!r} for "
                 "instance; pass `Irreducible.from_losses(losses, ids=keys)`."
             )
-        index = torch.as_tensor(ids).long()
+        index = torch.as_tensor(ids, device="cpu").long()
         # The usual case in one look-up. Read as unsigned, a negative id is larger than any table.
         if len(index) and index.numpy().view(np.uint64).max() < len(self._values):
             return self._values.index_select(0, index)
@@ -246,3 +246,14 @@ def as_source(irreducible: Any) -> Source | None:
         "`Irreducible.load` returns, a tensor of losses by id, a function from ids to losses, or a "
         "`LiveIrreducible`."
     )
+
+
+def as_table(irreducible: Any) -> Table:
+    """A table of losses by id from what the user passed as `irreducible`."""
+    source = as_source(irreducible)
+    if isinstance(irreducible, Source) or not isinstance(source, TableSource):
+        raise RholossError(
+            f"`irreducible` is a {type(irreducible).__name__}; losses are looked up by id here: pass what "
+            "`fit_irreducible` or `Irreducible.load` returns, or a tensor of losses by id."
+        )
+    return source.table

@@ -14,7 +14,7 @@ from rholoss.core import step_generator
 from rholoss.dealing import check_dealt_once
 from rholoss.distributed import place
 from rholoss.errors import RholossError
-from rholoss.sources import raise_unmeasured
+from rholoss.sources import as_table, raise_unmeasured
 
 LOOKED_UP = 64  # items whose irreducible losses are looked up at a time
 
@@ -53,7 +53,8 @@ class Stream(IterableDataset[Any]):
         repeat: bool = False,
     ) -> None:
         self.shards, self.read, self.key = list(shards), read, key
-        self.irreducible, self.shuffle, self.seed = irreducible, shuffle, seed
+        self.irreducible = None if irreducible is None else as_table(irreducible)
+        self.shuffle, self.seed = shuffle, seed
         self.repeat = repeat
         self.rank, self.ranks = place()
         # The present epoch; the batches that are done, their size, and the epoch that they belong to.
@@ -144,7 +145,8 @@ class Stream(IterableDataset[Any]):
             order = list(range(len(self.shards)))
             if self.shuffle:
                 generator = step_generator(self.seed, epoch)
-                order = torch.randperm(len(self.shards), generator=generator).tolist()
+                drawn = torch.randperm(len(self.shards), generator=generator, device="cpu")
+                order = drawn.tolist()
             own = order[reader::readers]
             for place_ in own:
                 yield from self.items(self.shards[place_])

@@ -19,7 +19,7 @@ from rholoss import core, data, losses
 from rholoss.core import Stats
 from rholoss.data import without_ids
 from rholoss.errors import RholossError
-from rholoss.il.points import points_of, positive
+from rholoss.il.points import Rows, points_of, positive
 from rholoss.il.views import own_randomness
 from rholoss.methods import METHODS
 from rholoss.modes import PRECISIONS
@@ -153,8 +153,9 @@ def _loader(
     generator, collate = Generator().manual_seed(seed), collate_fn or default_collate
 
     def load(k: int) -> Any:
-        positions = torch.randint(len(view), (k * batch,), generator=generator).tolist()
-        loaded = collate([view[position] for position in positions])
+        positions = torch.randint(len(view), (k * batch,), generator=generator, device="cpu")
+        rows = Rows(view, positions.numpy())  # fetched at once where a loader would do so
+        loaded = collate(rows.__getitems__(list(range(len(rows)))))
         return data.without_index(loaded) if isinstance(loaded, Mapping) else loaded
 
     return load

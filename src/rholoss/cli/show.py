@@ -128,6 +128,8 @@ def show(
     """
     il = Irreducible.load(store)
     ids = None if data is None else objects.ids(objects.dataset(data, "--data"))
+    if ids is not None and il.lookup(ids).isnan().all():
+        il.check(ids)  # says why none of them is there
     about = describe(il)
     if most:
         top = highest(il, most, ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,11 @@ def read_weights(file: Path) -> dict[str, Any]:
         return _read_safetensors(file)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # of bytes that are none of torch's anything may come
+        reason = str(error).partition("\n")[0].rstrip(" .")
         raise RholossError(
-            f"--weights {file} cannot be read as weights alone ({reason}) Save them with "
-            "`torch.save(model.state_dict(), file)` or as safetensors."
+            f"--weights {file} cannot be read as weights alone ({type(error).__name__}: {reason}). Save "
+            "them with `torch.save(model.state_dict(), file)` or as safetensors."
         ) from None
     for key in NESTED:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):

@@ -198,6 +198,17 @@ def weights_writer(weights: Any) -> Writer:
     return lambda file: file.write(buffer.getbuffer())
 
 
+def read_weights(path: Path) -> Any:
+    """What `weights_writer` wrote; no code in it is run."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of bytes that are none of torch's anything may come
+        raise StoreError(
+            f"{path} cannot be read as weights ({type(error).__name__}): it was truncated or replaced. Copy "
+            "the store again as a whole, or fit the model again with `rholoss il fit`."
+        ) from error
+
+
 def flush_directory(path: Path) -> None:
     """Make the renames in a directory last through a power cut, where the system can do that."""
     if not hasattr(os, "O_DIRECTORY"):

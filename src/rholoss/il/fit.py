@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial as partial_
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def fit_irreducible(
         "patience": patience,
         "check_rows": check_rows,
     }
-    _check_arguments(make_model, score, folds, numbers)
+    _check_arguments(make_model, score, folds, seed, numbers)
+    seed = int(seed)
     if out is not None:
         files.check_target(Path(out))
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -167,7 +169,9 @@ def fit_irreducible(
     return il
 
 
-def _check_arguments(make_model: Any, score: Any, folds: Any, numbers: dict[str, Any]) -> None:
+def _check_arguments(
+    make_model: Any, score: Any, folds: Any, seed: Any, numbers: dict[str, Any]
+) -> None:
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise RholossError(
             f"`make_model` is a {type(make_model).__name__}; give a function that makes a new model, as "
@@ -179,6 +183,8 @@ def _check_arguments(make_model: Any, score: Any, folds: Any, numbers: dict[str,
             "Neither `score` nor `folds` was given. Pass `score=`, the training set, if `data` is a "
             "holdout set; or `folds=2` if `data` is the training set itself."
         )
+    if not isinstance(seed, Integral):
+        raise RholossError(f"`seed` is {seed!r}; give a whole number.")
     for name, value in numbers.items():
         if value is not None or name in ("epochs", "batch_size"):
             positive(name, value)

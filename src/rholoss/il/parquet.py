@@ -44,7 +44,14 @@ def read(path: str | os.PathLike[str], id_column: str, loss_column: str) -> tupl
         raise StoreError(f"{os.fspath(path)} cannot be read as Parquet: {error}") from None
     ids = table.column(id_column)
     whole = pyarrow.types.is_integer(ids.type)
-    losses = table.column(loss_column).to_numpy().astype(np.float32)
+    try:
+        losses = table.column(loss_column).to_numpy().astype(np.float32)
+    except (TypeError, ValueError):
+        kind = table.column(loss_column).type
+        raise StoreError(
+            f"The column {loss_column!r} of {os.fspath(path)} holds no numbers, but {kind}. Pass "
+            "`loss_column=`, the one with the losses."
+        ) from None
     return (ids.to_numpy() if whole else ids.to_pylist()), losses
 
 

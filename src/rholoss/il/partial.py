@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from rholoss.errors import StoreError
 from rholoss.il import files
@@ -122,8 +120,8 @@ class Partial:
         if self.path is None or not (self.path / f"{name}.pt").exists():
             return None
         try:
-            return torch.load(self.path / f"{name}.pt", map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError):
+            return files.read_weights(self.path / f"{name}.pt")
+        except StoreError:
             return None  # it is fitted again
 
     def keep_fitted(self, name: str, fitted: dict[str, Any]) -> None:

@@ -158,11 +158,26 @@ def loader_of(
 def batches(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[int, Any]]:
     """The number of rows of each batch, and the batch on the device as the model knows it."""
     left, size = len(loader.dataset), loader.batch_size or 1  # type: ignore[arg-type]
-    for batch in loader:
+    for batch in loaded(loader):
         if isinstance(batch, Mapping):
             batch = batch_data.without_index(batch)
         yield min(size, left), batch_data.to_device(batch, device)
         left -= size
+
+
+def loaded(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Batches that are made on the host, where a loader draws, also if torch's default device is another."""
+    if torch.get_default_device().type == "cpu":
+        yield from loader
+        return
+    with torch.device("cpu"):
+        iterator, last = iter(loader), object()
+    while True:
+        with torch.device("cpu"):
+            batch = next(iterator, last)
+        if batch is last:
+            return
+        yield batch
 
 
 def about_model(model: nn.Module) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rholoss.il.hashing import content_hash, label_codes
 from rholoss.il.ids import as_ids
 from rholoss.il.partial import Partial
 from rholoss.il.parts import Merged, Parts, entries_of, new_start
-from rholoss.il.points import Loading, Points, Rows, check_items
+from rholoss.il.points import Loading, Points, Rows, check_items, loaded
 from rholoss.il.score import evaluating, tell_unusable
 from rholoss.il.store import Irreducible
 from rholoss.il.views import ids_at, labels_of, own_randomness, root_of
@@ -171,7 +171,7 @@ def measure(
     )
     started = time.perf_counter()
     with torch.no_grad(), evaluating(model):
-        for unit, number, ids, codes, batch in loader:
+        for unit, number, ids, codes, batch in loaded(loader):
             open_ = waiting.setdefault(unit, _Open(number))
             if batch is not None:
                 loss_B = loss(model, batch_data.to_device(batch, loading.device))

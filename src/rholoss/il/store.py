@@ -148,7 +148,7 @@ class Irreducible:
         or for `LiveIrreducible`."""
         if self._weights is None and self.path is not None and "weights" in self.meta["files"]:
             name = files.data_file(self.path, self.meta, "weights")
-            self._weights = torch.load(name, map_location="cpu", weights_only=True)
+            self._weights = files.read_weights(name)
         if not self._weights or not 0 <= member < len(self._weights):
             raise StoreError(
                 f"There are no weights of member {member}: {len(self._weights or [])} models were kept. "
