@@ -142,35 +142,6 @@ def test_accumulation_clipping_and_precision_stay_with_the_trainer(tmp_path):
     assert len(seen.chosen) == 8
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_irreducible_losses_that_come_with_the_batch_are_not_rounded(tmp_path, as_dict):
-    """Lightning makes 16 bits of every number of a batch, and of the default type of torch."""
-
-    def collate(items):
-        batch = torch.utils.data.default_collate(items)
-        if not as_dict:
-            return batch
-        keyed, x, y = batch
-        return {**keyed._asdict(), "x": x, "labels": y}
-
-    class Low(Module):
-        def training_step(self, batch, batch_idx):
-            x, y = batch.values() if as_dict else batch
-            assert x.dtype == torch.bfloat16
-            return F.cross_entropy(self(x), y)
-
-    seen = []
-    il = rho.Irreducible.from_losses(1 + torch.rand(ROWS))
-    rows = rho.WithIrreducible(rho.WithIndex(TensorDataset(*points())), il)
-    select = rho.Selector("rho", keep=0.25, on_scores=[lambda step, stats, _: seen.append(stats)])
-    trainer = trainer_of(tmp_path, RhoCallback(select), max_epochs=1, precision="bf16-true")
-    trainer.fit(Low(), DataLoader(rows, CANDIDATES, collate_fn=collate))
-    assert len(seen) == 4
-    for stats in seen:
-        assert torch.equal(stats.irreducible_loss, il.lookup(stats.index))
-    assert "convert_input" not in vars(trainer.precision_plugin)
-
-
 def test_accumulation_is_that_of_core(tmp_path):
     select, seen = recorded()
     module = Module()

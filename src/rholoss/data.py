@@ -198,7 +198,7 @@ def irreducible_seconds(loader: Any) -> float:
     dataset = getattr(loader, "dataset", None) if hasattr(loader, "batch_sampler") else loader
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    losses = dataset.irreducible if isinstance(dataset, WithIrreducible) else None
+    losses = getattr(dataset, "irreducible", None)  # of `WithIrreducible`, or of a `Stream`
     return float(getattr(losses, "seconds", 0.0))
 
 

@@ -22,7 +22,6 @@ from torch import nn
 from rholoss import data
 from rholoss.errors import RholossError
 from rholoss.ledger import Watched
-from rholoss.sampler import last_rows
 from rholoss.selector import Selector
 from rholoss.steplog import StepLog
 
@@ -70,7 +69,7 @@ class _Select:
         self._hooks.enter_context(_around(trainer.precision_plugin, "convert_input", _keep_exact))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning knows the loader, so that a short last batch is told of at the first step."""
+        """Lightning knows the loader: the rows of its last batch, and what irreducible losses in it cost."""
         loader = trainer.train_dataloader
         if isinstance(loader, Watched) and loader.undealt:
             raise RholossError(
@@ -79,8 +78,7 @@ class _Select:
                 "`select.watch`; or make it by DataLoader(dataset, batch_sampler=select.batch_sampler("
                 "dataset, batch_size)), which deals by itself and can be watched."
             )
-        if self.selector.smallest is None:
-            self.selector.smallest = last_rows(loader)
+        self.selector.watch(loader)
 
     def _select(self, trainer: Any, pl_module: Any, batch: Any) -> Any:
         model = self.model(pl_module)
