@@ -141,6 +141,10 @@ class CandidateBatches(Sampler[list[int]]):
         for place in range(done, len(self)):
             yield self.at(epoch * len(self) + place)
 
+    def hand_over(self) -> None:
+        """Others go on with the pass that was begun, so that one over what they leave is no short one."""
+        self._begun = None
+
     def _tell_of_a_short_pass(self, step: int, done: int) -> None:
         """Loops that count passes would take it for an epoch. A resumed run's first pass is meant so."""
         begun, self._begun = self._begun, step
