@@ -133,8 +133,9 @@ def _timed(run: Captured, device: torch.device) -> float:
         run()
         return time.perf_counter() - started
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+    stream = torch.cuda.current_stream(device)  # which need not be the one that is current
+    start.record(stream)
     run()
-    end.record()
+    end.record(stream)
     end.synchronize()
     return start.elapsed_time(end) / 1000

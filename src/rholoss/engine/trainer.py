@@ -185,7 +185,7 @@ class Trainer:
         self._cost = ScoringCost(self.body, self.ledger, overlap=overlap)
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
-        self.losses: list[Tensor] = []  # of the steps, as they were read
+        self.losses: list[Tensor] = []  # of the steps from where it began, as they were read
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
         self.reducible = torch.zeros(0)  # mean scores of the steps of this hundred that scored
@@ -354,7 +354,7 @@ class Trainer:
     def start_from(self, step: int) -> None:
         """Be at the beginning of this step; what was not read of steps before it is forgotten."""
         self.step = self._flushed = step
-        self._window = []
+        self._window, self.losses = [], []
         self.body.number.fill_(step)
         self.counters.clear()
 
