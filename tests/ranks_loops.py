@@ -24,7 +24,7 @@ def loader():
     return DataLoader(indexed(), batch_size=CANDIDATES, shuffle=True)
 
 
-def lightning(select, net, own_batches=False, watched=False):
+def lightning(select, net, own_batches=False, watched=False, deal=True):
     import lightning as L
 
     from rholoss.integrations.lightning import RhoCallback
@@ -45,23 +45,33 @@ def lightning(select, net, own_batches=False, watched=False):
             return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
 
         def train_dataloader(self):  # called when the ranks are there
-            if watched:
-                return select.watch(loader())
-            if not own_batches:
-                return loader()
-            batches = select.batch_sampler(indexed(), CANDIDATES)
-            return DataLoader(indexed(), batch_sampler=batches)
+            batches = loader()
+            if own_batches:
+                own = select.batch_sampler(indexed(), CANDIDATES)
+                batches = DataLoader(indexed(), batch_sampler=own)
+            return select.watch(batches) if watched else batches
 
     trainer = L.Trainer(
         max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", callbacks=[RhoCallback(select)],
-        accumulate_grad_batches=2, use_distributed_sampler=not own_batches, logger=False,
+        accumulate_grad_batches=2, use_distributed_sampler=deal, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Module())
 
 
 def lightning_batches(select, net):
-    lightning(select, net, own_batches=True)
+    lightning(select, net, own_batches=True, deal=False)
+
+
+def lightning_batches_watched(select, net):
+    lightning(select, net, own_batches=True, watched=True)
+
+
+def lightning_dealt_twice(select, net):
+    try:
+        lightning(select, net, own_batches=True)
+    except RholossError as error:
+        return {"error": str(error)}
 
 
 def lightning_watched(select, net):
@@ -150,6 +160,8 @@ def main(name, folder):
     loops = (
         lightning,
         lightning_batches,
+        lightning_batches_watched,
+        lightning_dealt_twice,
         lightning_watched,
         fabric,
         accelerate,

@@ -108,6 +108,17 @@ def test_lower_resolution_leaves_the_running_statistics_to_training(mode):
     assert run(None, make_model(norm=True)).model[1].num_batches_tracked == 2 * STEPS
 
 
+@pytest.mark.parametrize("scoring", [LowerResolution(2), Gate(0.5, by=LowerResolution(2))])
+def test_lower_resolution_beside_training_leaves_them_too(scoring):
+    made = trainer(scoring, make_model(norm=True), overlap=True, learning_rate=0.0)
+    made.train(1)
+    made.flush()
+    expected = make_model(norm=True)
+    expected(X[made.seen[0]])
+    for name, value in expected[1].state_dict().items():
+        torch.testing.assert_close(made.model[1].state_dict()[name], value)  # up to rounding
+
+
 def test_a_proxy_scores_and_learns_from_what_was_chosen():
     proxy = make_proxy()
     optimizer = torch.optim.AdamW(proxy.parameters())

@@ -95,6 +95,50 @@ def test_a_label_below_0_is_no_class(label):
         Evaluator(make_model(), data, num_classes=5)
 
 
+@pytest.mark.parametrize(("loss", "counts"), [("tokens", 0), ("causal_lm", 1)])
+def test_a_row_of_tokens_has_a_label_that_counts(loss, counts):
+    """It would win as soon as others are learnt; `Selector` does not choose it."""
+    targets = torch.full((N, 3), -100)
+    targets[:, counts] = 1
+    targets[7] = -100
+    targets[9] = torch.tensor([0, -100, -100] if loss == "causal_lm" else [-100, -100, -100])
+    data = Resident(X, targets, device="cpu")
+    with pytest.raises(
+        RholossError, match=r"No label of 2 rows counts .*the first of which is row 7"
+    ):
+        Trainer(make_model(), data, total_steps=5, loss=loss, method="loss", candidates=40)
+    with pytest.raises(RholossError, match=r"Leave them out \(`data.take\(rows\)`\)"):
+        fit_resident(make_model, data, folds=2, loss=loss)
+    few = data.take((targets[:, counts] == 1).nonzero().flatten())
+    Trainer(make_model(), few, total_steps=5, loss=loss, method="loss", candidates=40)
+
+
+@pytest.mark.parametrize("method", ["loss", "uniform"])
+@pytest.mark.parametrize("label", [5, 500])
+def test_a_label_that_the_model_has_no_output_for_is_found_before_the_first_step(method, label):
+    """A GPU would stop for good at it, some steps later, and not say why."""
+    targets = torch.where(torch.arange(N) == N - 1, label, Y)
+    made = trainer(targets=targets, method=method)
+    with pytest.raises(
+        RholossError, match=rf"labels go from 0 to {label}, but the model put out 5"
+    ):
+        made.train(1)
+    assert made.step == 0
+
+
+def test_a_token_may_be_left_out_but_is_a_class_otherwise():
+    targets = torch.full((N, 3), -100)
+    targets[:, 1] = 1
+    targets[50, 1] = -2
+    data = Resident(torch.zeros(N, 3), targets, device="cpu", dtype=torch.long)
+    model = nn.Embedding(1, 2)
+    made = Trainer(model, data, total_steps=5, loss="tokens", method="uniform", candidates=40)
+    with pytest.raises(
+        RholossError, match="labels go from -2 to 1, but the model put out 2 logits"
+    ):
+        made.train(1)
+
+
 def test_other_losses_have_targets_of_their_own():
     data = Resident(X, torch.full((N, 1), -100), device="cpu")
     made = Trainer(

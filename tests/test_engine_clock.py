@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import rholoss as rho
-from rholoss.engine import Folded, Gate, Resident, Shortlist, Trainer
+from rholoss.engine import Folded, Gate, Resident, Shortlist, Trainer, clock
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.clock import ScoringCost
 from rholoss.ledger import Ledger
@@ -50,6 +50,26 @@ def test_marks_and_pauses_wait_for_what_the_gpu_was_told(monkeypatch, device, wa
     with ledger.paused():
         pass
     assert waited == [where] * waits
+
+
+def test_a_gpu_that_is_not_the_current_one_is_timed_on_its_own_stream(monkeypatch):
+    """The time of another GPU would be next to nothing."""
+    recorded = []
+
+    class Event:
+        def __init__(self, enable_timing=False):
+            self.synchronize = lambda: None
+
+        def record(self, stream=None):
+            recorded.append(stream)
+
+        def elapsed_time(self, end):
+            return 1000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"that of {device}")
+    assert clock._timed(lambda: None, torch.device("cuda", 1)) == 1.0
+    assert recorded == ["that of cuda:1"] * 2
 
 
 def test_timing_leaves_a_live_model_alone():

@@ -77,6 +77,27 @@ def test_every_option_is_captured_and_learns_without_the_host(no_waiting, name, 
     assert result.accuracy > 0.8
 
 
+def test_small_images_scored_beside_training_leave_the_statistics_to_it():
+    """Weights stay, so that a choice that is a step old is that of now."""
+    options = {"scoring": LowerResolution(2), "learning_rate": 0.0, "total_steps": 10}
+    exact, beside = (trainer(overlap=overlap, **options) for overlap in (False, True))
+    exact.train(10)
+    beside.train(10)
+    assert shared(exact, beside) > 0.95
+    for name in ("running_mean", "running_var"):
+        found, expected = (getattr(run.model[1], name) for run in (beside, exact))
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["rho", "uniform"])
+def test_a_label_without_an_output_is_told_and_the_gpu_goes_on(method):
+    data = Resident(IMAGES, torch.where(torch.arange(N) == N - 1, 4, Y), **PIXELS)
+    made = Trainer(make_model(), data, total_steps=20, method=method, irreducible=IL)
+    with pytest.raises(RholossError, match="labels go from 0 to 4, but the model put out 4 logits"):
+        made.train(20)
+    trainer(method=method, total_steps=20).train(20)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_streamed_rows_are_the_rows(overlap):
     runs = [trainer(kind, overlap=overlap, total_steps=60) for kind in (Resident, Streamed)]

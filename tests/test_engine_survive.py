@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rholoss.engine import Evaluator, Resident, Trainer
+from rholoss.engine import Evaluator, Resident, Trainer, fit_resident
 from rholoss.engine.capture import says_what_to_reduce
 from rholoss.engine.interrupt import whole_steps
 from rholoss.errors import RholossError, TooFewFiniteScoresError
@@ -64,6 +64,32 @@ def test_a_model_that_does_not_fit_says_so():
         trainer(optimizer=none_left)
 
 
+@pytest.mark.parametrize("trains", [True, False])  # in a step, or in a look at the losses
+def test_a_fit_out_of_memory_names_its_own_arguments(trains):
+    rows = []
+
+    class Small(nn.Linear):
+        def forward(self, x):
+            rows.append(len(x))
+            if self.training is trains and len(x) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().forward(x)
+
+    data = Resident(X, Y, device="cpu")
+    with pytest.raises(RholossError, match="Reduce `batch_size`, use"):
+        fit_resident(lambda: Small(20, 5), data, folds=2, epochs=1, batch_size=10)
+    assert max(rows) <= 10 * 10
+
+
+def test_folds_that_do_not_fit_say_so(monkeypatch):
+    def none_left(self, rows):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Resident, "take", none_left)
+    with pytest.raises(RholossError, match="Reduce `folds`, each of which has a copy of the data"):
+        fit_resident(lambda: nn.Linear(20, 5), Resident(X, Y, device="cpu"), folds=2)
+
+
 def test_an_evaluation_out_of_memory_says_so_too():
     error = torch.OutOfMemoryError("CUDA out of memory.")
     evaluate = Evaluator(Greedy(0, error), Resident(X, Y, device="cpu"), num_classes=5)
@@ -72,7 +98,7 @@ def test_an_evaluation_out_of_memory_says_so_too():
 
 
 def test_other_errors_stay_as_they_are():
-    with pytest.raises(RuntimeError, match=r"^shapes$"), says_what_to_reduce():
+    with pytest.raises(RuntimeError, match=r"^shapes$"), says_what_to_reduce("it"):
         raise RuntimeError("shapes")
     fast = trainer(Greedy(3, RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match=r"^shapes$"):

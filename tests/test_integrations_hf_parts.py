@@ -265,3 +265,25 @@ def test_rows_that_were_shuffled_since_they_were_measured_are_told(tmp_path):
         train(rows.shuffle(seed=0))
     train(rows)
     train(rows.add_column("index", list(range(ROWS))).shuffle(seed=0))
+
+
+def test_who_asks_for_the_loader_in_between_does_not_set_the_run_back(tmp_path):
+    """Callbacks do, to look at the training set; only `auto_find_batch_size` starts over."""
+    select, seen = recorded(log=tmp_path / "log.jsonl")
+
+    class Asks(transformers.TrainerCallback):
+        def on_step_end(self, *_, **__):
+            trainer.get_train_dataloader()
+
+    trainer = trainer_of(tmp_path, select, Rows(), callbacks=[Asks()])
+    trainer.train()
+    assert select.step == select.ledger.steps == len(seen.chosen) == 3
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 3
+
+
+def test_losses_that_come_with_the_rows_cost_what_they_cost(tmp_path):
+    il = rho.Irreducible.from_losses(torch.rand(ROWS), seconds=1000.0)
+    select = rho.Selector("rho", keep=0.25)
+    rows = rho.WithIrreducible(rho.WithIndex(Rows()), il)
+    trainer_of(tmp_path, select, rows, max_steps=1).train()
+    assert select.ledger.il_seconds == 1000.0

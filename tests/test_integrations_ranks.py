@@ -85,13 +85,24 @@ def test_started_by_torchrun(tmp_path, loop, framework):
         assert ranks[0]["rows"] == pytest.approx(8 * TRAINED, rel=0.05)  # of both together
 
 
-def test_started_by_lightning_itself(tmp_path):
+@pytest.mark.parametrize("loop", ["lightning", "lightning_batches_watched"])
+def test_started_by_lightning_itself(tmp_path, loop):
     pytest.importorskip("lightning")
-    check(launch(tmp_path, "lightning"), tmp_path)
+    check(launch(tmp_path, loop), tmp_path)
 
 
 def test_a_loader_that_lightning_would_not_deal_is_refused_on_every_rank(tmp_path):
     pytest.importorskip("lightning")
     for rank in launch(tmp_path, "lightning_watched"):
         assert "Lightning does not deal to its 2 ranks: each would run over all" in rank["error"]
+        assert rank["chosen"] == []
+
+
+def test_batches_that_lightning_would_deal_again_are_refused_on_every_rank(tmp_path):
+    """By a message that says what to do, in place of Lightning's own TypeError."""
+    pytest.importorskip("lightning")
+    for rank in launch(tmp_path, "lightning_dealt_twice"):
+        assert "made anew round a DistributedSampler" in rank["error"]
+        assert "Give the Trainer `select.watch(loader)`" in rank["error"]
+        assert "use_distributed_sampler=False" in rank["error"]
         assert rank["chosen"] == []

@@ -200,3 +200,17 @@ def test_a_gpu_picks_the_same_without_waiting(pick, no_waiting):
     assert torch.equal(selection.position.cpu(), expected.position)
     if expected.weight is not None:
         torch.testing.assert_close(selection.weight.cpu(), expected.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("pick", ALL, ids=named)
+def test_draws_do_not_follow_the_default_type(pick, dtype):
+    """Frameworks change it; 16 bits would make many draws alike, and the earlier positions win."""
+    score_B = torch.rand(3200, generator=generator(1))
+    expected = pick(score_B, 320, generator()).position
+    torch.set_default_dtype(dtype)
+    try:
+        found = pick(score_B, 320, generator()).position
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)

@@ -107,6 +107,14 @@ def test_losses_that_come_with_the_batches_cost_what_they_cost(points, way, meth
     assert select.ledger.il_seconds == charged
 
 
+def test_so_do_those_that_a_stream_carries():
+    il = rho.Irreducible.from_losses(torch.rand(4), seconds=1000.0)
+    stream = rho.Stream([0], lambda _: ({"name": i} for i in range(4)), key="name", irreducible=il)
+    select = rho.Selector("rho", keep=0.1)
+    select.watch(DataLoader(stream, batch_size=2))
+    assert select.ledger.il_seconds == 1000.0
+
+
 def test_ids_may_be_arrays_in_the_log_too(points, tmp_path):
     path, model = tmp_path / "chosen.jsonl", nn.Linear(6, 3)
 

@@ -180,6 +180,18 @@ def test_the_run_goes_on_with_the_workers_that_are_left_and_then_alone(launch):
         assert set(rows) <= candidates_of(batches.loader, step)
 
 
+def test_a_trainer_that_goes_on_alone_within_an_epoch_is_not_told_that_it_left_it(launch):
+    batches = launch(1)
+    worker = InThread(0, *parts())
+    assert batches.wait_for_workers(WAIT)
+    train(batches, 5)
+    worker.die()
+    until(lambda: batches.crew.alive == 0)
+    with pytest.warns(UserWarning, match="worker 0 is gone"):  # and no other: they are errors here
+        train(batches, 5)
+    assert batches.select.step == 10
+
+
 def test_weights_that_do_not_get_through_bound_what_workers_do(launch, monkeypatch):
     batches = launch(1, max_stale=5)
     worker = InThread(0, *parts())

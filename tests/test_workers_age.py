@@ -1,5 +1,6 @@
 """Scoring workers choose by weights that are old: the trainer chooses again, and says how old they are."""
 
+import copy
 import warnings
 
 import pytest
@@ -97,3 +98,25 @@ def test_choices_that_are_old_are_told_once(launch, monkeypatch, every, ahead, t
     found = [str(each.message) for each in caught if "steps old on average" in str(each.message)]
     assert len(found) == told
     assert all("a smaller `every` or `ahead`, or fewer workers" in text for text in found)
+
+
+def test_who_goes_back_to_a_state_does_not_choose_by_weights_of_later(launch):
+    """Workers had steps in hand, and weights, of a course of the run that was given up."""
+    batches = launch(1, every=1, rescore=1)
+    InThread(0, *parts())
+    assert batches.wait_for_workers(WAIT)
+    train(batches, 3)
+    select, model = batches.select, batches.model
+    saved, weights = select.state_dict(), copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.neg_()
+    train(batches, 9)
+    select.load_state_dict(saved)
+    model.load_state_dict(weights)
+    before = batches.counts.by_workers
+    il = select.source.table.lookup(range(400))
+    for step, rows in enumerate(train(batches, 15), start=3):
+        candidates, score = scores(model, batches.loader, il, step)
+        assert rows == candidates[score.topk(4).indices].tolist(), step
+    assert batches.counts.by_workers > before + 8

@@ -198,7 +198,8 @@ def irreducible_seconds(loader: Any) -> float:
     dataset = getattr(loader, "dataset", None) if hasattr(loader, "batch_sampler") else loader
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return float(getattr(getattr(dataset, "irreducible", None), "seconds", 0.0))
+    losses = getattr(dataset, "irreducible", None)  # of `WithIrreducible`, or of a `Stream`
+    return float(getattr(losses, "seconds", 0.0))
 
 
 Path = tuple[Any, ...]  # keys and places from the root; fields start with a dot

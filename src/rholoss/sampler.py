@@ -54,13 +54,21 @@ class CandidateBatches(Sampler[list[int]]):
         dataset: Any,
         batch_size: int,
         *,
-        step: Callable[[], int],
-        choose: Callable[[int, Any], Tensor | None],
+        step: Callable[[], int] | None = None,
+        choose: Callable[[int, Any], Tensor | None] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
         ranks: tuple[int, int] = (0, 1),
     ) -> None:
+        if step is None or choose is None:  # Lightning makes samplers anew, round one of its own
+            raise RholossError(
+                "The batches of `select.batch_sampler` were about to be made anew round a "
+                f"{type(dataset).__name__}, as Lightning does to deal rows to its ranks; they are dealt "
+                "already. Give the Trainer `select.watch(loader)`, which it leaves alone, or pass "
+                "use_distributed_sampler=False to it (and give validation loaders a DistributedSampler) or "
+                "to Fabric's `setup_dataloaders`. To predict, make a plain loader."
+            )
         self.rank, self.ranks = ranks  # number of this one, and of all
         self.ids = ids_of_rows(dataset)
         smallest = batch_size * self.ranks if drop_last else 1
@@ -129,6 +137,10 @@ class CandidateBatches(Sampler[list[int]]):
         self._tell_of_a_short_pass(step, done)
         for place in range(done, len(self)):
             yield self.at(epoch * len(self) + place)
+
+    def hand_over(self) -> None:
+        """Others go on with the pass that was begun, so that one over what they leave is no short one."""
+        self._begun = None
 
     def _tell_of_a_short_pass(self, step: int, done: int) -> None:
         """Loops that count passes would take it for an epoch. A resumed run's first pass is meant so."""

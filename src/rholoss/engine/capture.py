@@ -16,7 +16,7 @@ WARM_UP = 3  # steps that run eagerly first: they compile, tune and make the opt
 
 
 @contextlib.contextmanager
-def says_what_to_reduce(what: str = "`candidates` or `keep`") -> Iterator[None]:
+def says_what_to_reduce(what: str) -> Iterator[None]:
     """Make running out of memory an error that says what to do: in the first steps and in capture."""
     try:
         yield

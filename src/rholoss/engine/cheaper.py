@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.optimizers import MakeOptimizer, adamw, for_graphs
+from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
 from rholoss.ledger import BACKWARD_FORWARDS
@@ -121,6 +122,10 @@ class LowerResolution(Cheaper):
         mode = "batch" if mode == "train" else mode
         x = self.smaller(candidates.x)
         return step.measure(model, x, candidates.y, generator, batch_norm=mode), None
+
+    def replica(self, step: DeviceStep) -> Replica:
+        """A copy that leaves the running statistics alone: what it holds are those before the step."""
+        return Replica(step.model, step.dtype or torch.float32, moves=False)
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
         """Of a small image."""

@@ -8,13 +8,14 @@ import statistics
 import time
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from rholoss.engine.capture import WARM_UP, Captured
 from rholoss.engine.resident import Examples
 from rholoss.engine.step import DeviceStep
 from rholoss.errors import RholossError
 from rholoss.ledger import Ledger
+from rholoss.losses import CLASSES, IGNORED
 from rholoss.modes import kept_buffers, kept_random_state
 
 FEW = 8  # rows are enough to count FLOPs
@@ -47,14 +48,15 @@ class ScoringCost:
         return points, forwards * step.draws
 
     def count_flops(self) -> None:
-        """Once, before the first step."""
+        """Once, before the first step. Raises if a label is none of the classes that the model knows."""
         step = self.step
-        if self._counted or not step.runs_model:
+        if self._counted:
             return
-        rows = torch.arange(min(FEW, step.order.size), device=step.data.device)
-        x, y = step.data.batch(rows)
-        self.ledger.flops_per_example = step.count_flops(step.model, x, y)
-        self.ledger.scoring_flops = step.scoring.flops(step, x, y)
+        x, y = step.data.batch(telling_rows(step))
+        flops = step.count_flops(step.model, x, y)
+        if step.runs_model:
+            self.ledger.flops_per_example = flops
+            self.ledger.scoring_flops = step.scoring.flops(step, x, y)
         self._counted = True
 
     def time(self, stream: torch.cuda.Stream | None, repeats: int) -> float:
@@ -76,6 +78,20 @@ class ScoringCost:
         if not self._by_step and self.step.method.needs:
             num_scored = self.ledger.scored // max(1, self.passes()[0])
             self.ledger.scoring_seconds = self._seconds * num_scored
+
+
+def telling_rows(step: DeviceStep) -> Tensor:
+    """A few rows; among them one of the lowest and one of the highest class.
+
+    A GPU would stop for good at a label that the model has no output for, and not say which.
+    """
+    targets = step.data.targets
+    rows = torch.arange(min(FEW, len(targets)), device=targets.device)
+    if step.task.per_example not in CLASSES or targets.is_floating_point():
+        return rows
+    label_NL = torch.where(targets == IGNORED, 0, targets).view(len(targets), -1)
+    ends = [label_NL.amin(1).argmin(), label_NL.amax(1).argmax()]
+    return torch.cat([torch.stack(ends), rows[2:]])
 
 
 def scoring_seconds(
@@ -117,8 +133,9 @@ def _timed(run: Captured, device: torch.device) -> float:
         run()
         return time.perf_counter() - started
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+    stream = torch.cuda.current_stream(device)  # which need not be the one that is current
+    start.record(stream)
     run()
-    end.record()
+    end.record(stream)
     end.synchronize()
     return start.elapsed_time(end) / 1000

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rholoss.engine.capture import says_what_to_reduce
 from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.trainer import Trainer
@@ -29,6 +30,7 @@ from rholoss.modes import own_autocast, scoring_mode
 from rholoss.scoring import Scorer
 
 CHUNK = 25  # steps of one fit before the next has its turn
+LOOK = 2500  # rows that are forwarded at a time for their losses
 
 
 def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[int], float]:
@@ -53,7 +55,7 @@ def losses_of(
     data: Resident | Streamed,
     *,
     loss: str = "classification",
-    batch_size: int = 2500,
+    batch_size: int = LOOK,
     precision: str | None = None,
 ) -> Tensor:
     """The loss of each row, un-augmented, in eval mode; [N] on the device."""
@@ -155,7 +157,9 @@ def _fit_rungs(
         fold = torch.as_tensor(fold_of(data.ids.cpu().numpy(), folds, seed), device=data.device)
         for number in range(folds):
             rows, others = (fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0]
-            fits.append((rows, make(data.take(others), data.take(rows), seed=seed + number)))
+            with says_what_to_reduce("`folds`, each of which has a copy of the data"):
+                parts = data.take(others), data.take(rows)
+            fits.append((rows, make(*parts, seed=seed + number)))
     # Side by side: one small model leaves a GPU half idle.
     while not all(fit.finished for _, fit in fits):
         for _, fit in fits:
@@ -225,7 +229,11 @@ class _Fit:
             learning_rate=one_cycle(learning_rate, self.total), loss=loss, precision=precision,
             compile=compile, seed=seed,
         )  # fmt: skip
-        self.look = functools.partial(losses_of, model, score, loss=loss, precision=precision)
+        self.trainer.to_reduce = "`batch_size`"
+        rows = min(LOOK, 10 * batch_size)
+        self.look = functools.partial(
+            losses_of, model, score, loss=loss, batch_size=rows, precision=precision
+        )
         self.rungs = [epoch * self.per_epoch for epoch in rungs]
         self.young: list[Tensor] = []  # losses at these steps
         self.found: list[Tensor] = []
@@ -243,7 +251,7 @@ class _Fit:
             return
         trainer = self.trainer
         left = self.per_epoch - trainer.step % self.per_epoch
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), says_what_to_reduce(trainer.to_reduce):
             trainer.train(min(CHUNK, left))
             if trainer.step in self.rungs:
                 self.young.append(self.look())

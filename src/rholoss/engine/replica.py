@@ -16,10 +16,10 @@ class Replica:
 
     Its BatchNorm layers have momentum 1, so that after a forward pass their running statistics are
     those of the candidates, and `move_statistics` can do to the model what scoring with the model
-    itself would have done (`batch_norm='train'`).
+    itself would have done (`batch_norm='train'`), unless it is made with `moves=False`.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, moves: bool = True) -> None:
         self.model = copy.deepcopy(model).to(dtype)
         # By momentum: statistics of the model, and of the copy. Moved together, in few kernels.
         self._moving: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
@@ -27,7 +27,7 @@ class Replica:
         for module, original in zip(self.model.modules(), model.modules(), strict=True):
             if isinstance(module, _BatchNorm) and isinstance(original, _BatchNorm):
                 module.float()
-                if module.momentum is not None and module.track_running_stats:
+                if moves and module.momentum is not None and module.track_running_stats:
                     to, by = self._moving.setdefault(module.momentum, ([], []))
                     for name in ("running_mean", "running_var"):
                         to.append(getattr(original, name))

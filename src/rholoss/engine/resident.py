@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from rholoss.errors import RholossError
 from rholoss.il.build import LARGE_TABLE
 from rholoss.il.ids import as_ids, shown
+from rholoss.losses import IGNORED, TASKS, no_label_counts
 
 
 @dataclass(frozen=True)
@@ -174,14 +175,25 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def check_classes(targets: Tensor, loss: str) -> None:
-    """Raise where a label is no class: torch gives a row labelled -100 the loss 0, and stops at others."""
-    if loss != "classification" or targets.is_floating_point():
-        return
-    rows = (targets < 0).flatten().nonzero()
-    if len(rows):
+    """Raise where a label is no class: torch gives a row labelled -100 the loss 0, and stops at others.
+
+    Tokens may be labelled so, but not all of a row: with nothing asked of it, it would win as soon as
+    others are learnt.
+    """
+    if loss == "classification" and not targets.is_floating_point():
+        rows = (targets < 0).flatten().nonzero()
+        if len(rows):
+            raise RholossError(
+                f"`targets` hold {int(targets.min())}, which is no class: {len(rows)} labels are below 0, "
+                f"the first in row {int(rows[0])}. Leave rows without a label out (`data.take(rows)`)."
+            )
+    empty = no_label_counts((targets, targets), TASKS[loss]) if loss in TASKS else None
+    if empty is not None and empty.any():
+        rows = empty.nonzero()
         raise RholossError(
-            f"`targets` hold {int(targets.min())}, which is no class: {len(rows)} labels are below 0, the "
-            f"first in row {int(rows[0])}. Leave rows without a label out (`data.take(rows)`)."
+            f"No label of {len(rows)} rows counts (all are {IGNORED}), the first of which is row "
+            f"{int(rows[0])}, so that there is nothing to learn from them. Leave them out "
+            "(`data.take(rows)`)."
         )
 
 

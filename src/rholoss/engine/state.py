@@ -94,6 +94,8 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 def _made(trainer: Trainer) -> dict[str, Any]:
     """What a trainer must have in common with the one whose state it takes over."""
+    source = None if trainer.body.irreducible is None else trainer.source
+    losses = None if source is None else source.digest()
     return {
         "method": trainer.method.name,
         "rows": len(trainer.data),
@@ -101,6 +103,7 @@ def _made(trainer: Trainer) -> dict[str, Any]:
         "chosen rows": trainer.k,
         "plan": trainer.rows.plan is not None,
         "highest id": int(trainer.data.ids.max()),  # of the tables by id
+        **({} if losses is None else {"irreducible losses": losses}),
     }
 
 
@@ -113,7 +116,7 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
         )
     own = _made(trainer)
     for name, value in state["made"].items():
-        if value != own[name]:
+        if name in own and value != own[name]:  # not all have irreducible losses
             raise RholossError(
                 f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
                 "trainer as it was when the state was saved."

@@ -73,6 +73,8 @@ class Trainer:
             `Selector`; `loss` must be a task's name, and `precision`, which trains too, not 'fp16'.
     """
 
+    to_reduce = "`candidates` or `keep`"  # where memory runs out
+
     @says_what_to_reduce("the model, or what needs copies of it (`overlap`, `scoring`)")
     def __init__(
         self,
@@ -185,7 +187,7 @@ class Trainer:
         self._cost = ScoringCost(self.body, self.ledger, overlap=overlap)
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
-        self.losses: list[Tensor] = []  # of the steps, as they were read
+        self.losses: list[Tensor] = []  # of the steps from where it began, as they were read
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
         self.reducible = torch.zeros(0)  # mean scores of the steps of this hundred that scored
@@ -234,7 +236,7 @@ class Trainer:
         for module, trains in self._modes:  # whatever the caller did since: an evaluation, for one
             module["training"] = trains
         try:
-            with says_what_to_reduce(), whole_steps() as let_interrupt_through:
+            with says_what_to_reduce(self.to_reduce), whole_steps() as let_interrupt_through:
                 self._cost.count_flops()
                 with tuned_convolutions(self.data.device):
                     for _ in range(steps):
@@ -253,7 +255,7 @@ class Trainer:
         On a GPU, where the step is one graph, they are run as a graph of their own, and the ledger's time
         of scoring is this times the steps that scored. On the CPU the ledger times every step itself.
         """
-        with tuned_convolutions(self.data.device), says_what_to_reduce():
+        with tuned_convolutions(self.data.device), says_what_to_reduce(self.to_reduce):
             return self._cost.time(self.captured[True].stream, repeats)
 
     def _one_step(self) -> None:
@@ -354,7 +356,7 @@ class Trainer:
     def start_from(self, step: int) -> None:
         """Be at the beginning of this step; what was not read of steps before it is forgotten."""
         self.step = self._flushed = step
-        self._window = []
+        self._window, self.losses = [], []
         self.body.number.fill_(step)
         self.counters.clear()
 

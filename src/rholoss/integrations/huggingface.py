@@ -68,11 +68,12 @@ class RhoMixin:
         self.selector = selector
         self._trim = trim and not getattr(self.args, "torch_compile", False)
         self._start: dict[str, Any] | None = None  # of the selector, as `train` was called
+        self._tried: int | None = None  # batch size, since then
         _check_supported(self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """`Trainer.train`; the ledger and the log of the selector are complete when it returns."""
-        self._start = copy.deepcopy(self.selector.state_dict())
+        self._start, self._tried = copy.deepcopy(self.selector.state_dict()), None
         try:
             return super().train(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -81,11 +82,14 @@ class RhoMixin:
 
     def get_train_dataloader(self) -> Any:
         """The training loader, with candidate batches whose rows carry their ids."""
-        if self._start is not None and self.selector.step != self._start["step"]:
+        tried, self._tried = self._tried, self._train_batch_size
+        if self._start is not None and tried not in (None, self._train_batch_size):
             # `auto_find_batch_size` starts over with smaller batches.
             self.selector.load_state_dict(copy.deepcopy(self._start))
         with self._candidates(), _dealt_once(self.accelerator, self.train_dataset):
-            return super().get_train_dataloader()  # type: ignore[misc]
+            loader = super().get_train_dataloader()  # type: ignore[misc]
+        self.selector.watch(loader)  # the ledger learns what irreducible losses in it cost
+        return loader
 
     @contextlib.contextmanager
     def _candidates(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from torch import nn
@@ -22,13 +22,13 @@ from torch import nn
 from rholoss import data
 from rholoss.errors import RholossError
 from rholoss.ledger import Watched
-from rholoss.sampler import last_rows
 from rholoss.selector import Selector
 from rholoss.steplog import StepLog
 
 HOOK = (
     "on_after_batch_transfer"  # after the transfer, before the precision block of `training_step`
 )
+Hook = Callable[..., Any]
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework under two names
 
 
@@ -50,7 +50,7 @@ class _Select:
                 'Selector("rho", irreducible=il, keep=0.1).'
             )
         self.selector, self.model = selector, model
-        self._restore: Callable[[], None] | None = None  # takes the hook away again
+        self._hooks = contextlib.ExitStack()  # takes them away again
         self._pause = contextlib.ExitStack()
         self._selected = False  # since the last training step
 
@@ -60,25 +60,16 @@ class _Select:
             return
         _check_supported(trainer)
         _own_log(self.selector, trainer.global_rank)
-        owner = _owner(trainer, pl_module)
-        own, before = getattr(owner, HOOK), vars(owner).get(HOOK)
 
-        # `wraps` also tells Lightning that nobody has overridden the hook; it would warn otherwise.
-        @functools.wraps(own)
-        def hook(batch: Any, dataloader_idx: int) -> Any:
+        def select(own: Hook, batch: Any, dataloader_idx: int) -> Any:
             batch = own(batch, dataloader_idx)
             return self._select(trainer, pl_module, batch) if trainer.training else batch
 
-        def restore() -> None:
-            vars(owner).pop(HOOK)
-            if before is not None:
-                vars(owner)[HOOK] = before
-
-        vars(owner)[HOOK] = hook
-        self._restore = restore
+        self._hooks.enter_context(_around(_owner(trainer, pl_module), HOOK, select))
+        self._hooks.enter_context(_around(trainer.precision_plugin, "convert_input", _keep_exact))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning knows the loader, so that a short last batch is told of at the first step."""
+        """Lightning knows the loader: the rows of its last batch, and what irreducible losses in it cost."""
         loader = trainer.train_dataloader
         if isinstance(loader, Watched) and loader.undealt:
             raise RholossError(
@@ -87,8 +78,7 @@ class _Select:
                 "`select.watch`; or make it by DataLoader(dataset, batch_sampler=select.batch_sampler("
                 "dataset, batch_size)), which deals by itself and can be watched."
             )
-        if self.selector.smallest is None:
-            self.selector.smallest = last_rows(loader)
+        self.selector.watch(loader)
 
     def _select(self, trainer: Any, pl_module: Any, batch: Any) -> Any:
         model = self.model(pl_module)
@@ -135,9 +125,7 @@ class _Select:
 
     def _clear(self) -> None:
         self._pause.close()
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
+        self._hooks.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Into Lightning's checkpoint."""
@@ -146,6 +134,36 @@ class _Select:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From Lightning's checkpoint."""
         self.selector.load_state_dict(state_dict)
+
+
+@contextlib.contextmanager
+def _around(owner: Any, name: str, function: Hook) -> Iterator[None]:
+    """Have `function(own, ...)` called in place of a method of the owner, `own`."""
+    own, before = getattr(owner, name), vars(owner).get(name)
+
+    # `wraps` also tells Lightning that nobody has overridden the hook; it would warn otherwise.
+    @functools.wraps(own)
+    def hook(*args: Any) -> Any:
+        return function(own, *args)
+
+    vars(owner)[name] = hook
+    try:
+        yield
+    finally:
+        vars(owner).pop(name)
+        if before is not None:
+            vars(owner)[name] = before
+
+
+def _keep_exact(own: Hook, batch: Any) -> Any:
+    """Irreducible losses that came with the batch are not rounded with it ('bf16-true' and the like)."""
+    exact, batch = data.carried_irreducible(batch), own(batch)
+    if exact is None:
+        return batch
+    if isinstance(batch, MutableMapping):
+        batch[data.IRREDUCIBLE] = exact
+        return batch
+    return type(batch)([batch[0]._replace(irreducible_loss=exact), *batch[1:]])
 
 
 def _owner(trainer: Any, pl_module: Any) -> Any:

@@ -170,6 +170,7 @@ class Batches:
             for batch in self.loader:
                 yield self._own(batch)
                 if self.crew.alive:
+                    self.loader.batch_sampler.hand_over()
                     break
 
     def _next(self) -> Any:

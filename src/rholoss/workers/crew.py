@@ -81,6 +81,7 @@ class Link:
     connection: Connection
     outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     tasks: set[int] = field(default_factory=set)  # given, and not answered yet
+    void: list[int] = field(default_factory=list)  # whose answer is not wanted any more
     weights: int | None = None  # step of the last snapshot that has gone out to it
     started: int | None = None  # step of the last one that has begun to
     sending: bool = False  # which is still on the way
@@ -107,6 +108,7 @@ class Crew:
         self._given: dict[int, Link] = {}  # who has a step in hand
         self._results: dict[int, tuple[dict[str, Any], bytes]] = {}
         self._failed: set[int] = set()
+        self._step = 0  # of the trainer
         self._changed = threading.Condition()
 
     @property
@@ -174,6 +176,9 @@ class Crew:
         step = head["step"]
         with self._changed:
             link.heard, link.late = time.monotonic(), False
+            if step in link.void:  # answers come in the order of the tasks
+                link.void.remove(step)
+                return
             link.tasks.discard(step)
             if self._given.get(step) is link:
                 del self._given[step]
@@ -200,12 +205,22 @@ class Crew:
         """Let others have what a worker had in hand."""
         self._given = {step: other for step, other in self._given.items() if other is not link}
 
+    def _go_back(self) -> None:
+        """An earlier state was loaded: weights and choices of later steps are those of another course."""
+        self._given, self._results, self._failed = {}, {}, set()
+        for link in self._links:
+            link.void += sorted(link.tasks)
+            link.tasks, link.started, link.weights = set(), None, None
+
     def send_weights(self, step: int, every: int, make: Callable[[], Snapshot]) -> None:
         """Give each worker the weights of now, if its last ones are `every` steps old.
 
         A snapshot that is still on the way is not given up for a newer one: it would never arrive.
         """
         with self._changed:
+            if step < self._step:
+                self._go_back()
+            self._step = step
             due = [k for k in self._links if k.started is None or step - k.started >= every]
             free = [link for link in due if not link.sending]
             self.counts.overdue += len(due) - len(free)
@@ -247,7 +262,7 @@ class Crew:
         def has_room(link: Link) -> bool:
             if link.late or link.weights is None or len(link.tasks) >= self.ahead:
                 return False
-            return step - link.weights <= self.max_stale
+            return 0 <= step - link.weights <= self.max_stale  # below 0: of another course
 
         return has_room
 

@@ -81,7 +81,7 @@ def pack(model: nn.Module, step: int) -> Snapshot:
     host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
     host.copy_(packed, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(device))  # which need not be the one that is current
     return Snapshot(step, host, copied)
 
 
