@@ -9,7 +9,7 @@ from benchmarks import pages
 
 def test_wrong_labels_are_found_told_and_not_looked_for_twice(tmp_path, monkeypatch):
     out = tmp_path / "lines.jsonl"
-    plan = "mean of all visits"
+    plan = "measured, with chance, on probation before"
     words = [
         "--labels",
         "40 %",
@@ -29,9 +29,9 @@ def test_wrong_labels_are_found_told_and_not_looked_for_twice(tmp_path, monkeypa
     assert line["precision"] > 0.75  # 0.4 by lot
     assert line["recall"] > 0.8
     assert line["accuracy"] > 88
-    monkeypatch.setattr(bench, "run", lambda *args: pytest.fail("it was there"))
+    monkeypatch.setitem(bench.PROBLEMS, "digits", lambda *args: pytest.fail("it was there"))
     bench.main(words)
-    page = "\n".join(pages.wrong_labels_page([line]))
+    page = "\n".join(pages.wrong_labels_page([line], []))
     assert f"| 6 | 40 % | {plan} | {100 * line['told']:.1f} % |" in page
 
 
@@ -45,7 +45,7 @@ def test_the_page_has_a_row_a_label_set_and_plan_and_means_over_seeds():
         )
     ]  # fmt: skip
     rows = [
-        line for line in pages.wrong_labels_page(found) if line.startswith(("| 16 |", "| 48 |"))
+        line for line in pages.wrong_labels_page([], found) if line.startswith(("| 16 |", "| 48 |"))
     ]
     assert rows == [
         "| 16 | none | x | 10.0 % | 20.0 % | 50.0 % |  | 91.0 (2) |",

@@ -50,7 +50,7 @@ def recording(tmp_path):
     memory, plan, notes = Memory(1000, torch.device("cpu")), Visits(RandomShare(1.0)), {}
     wrong = np.arange(1000) < 100
     for number in range(8):
-        state = (memory.seen, memory.recent, memory.total, None, torch.Generator(), notes)
+        state = (memory.seen, memory.recent, None, torch.Generator(), notes)
         plan(Situation(number / 8, *state))
         losses = torch.full((1000,), 0.1) + 0.01 * number
         losses[:100] = 4.0 + 0.01 * number if number < 5 else 0.05 * number
@@ -63,7 +63,12 @@ def test_a_plan_is_asked_what_it_would_have_left_out(recording, capsys):
     assert (found["pass"], found["progress"]) == (4, 0.5)  # half of the steps; after four visits
     assert found["left_out"] == pytest.approx(0.1)
     assert found["precision"] == found["recall"] == 1
-    assert replay(recording, Remembered(2.3, filter_from=0.75)) is None  # none is left to be told
+    late = replay(recording, Remembered(2.3, filter_from=0.75))  # on probation until then
+    assert (late["pass"], late["precision"]) == (4, 1)
+    assert late["told"] == pytest.approx(0.1)
+    assert 0.8 < late["recall"] < 1
+    none = Remembered(2.3, filter_from=0.75, again=0)
+    assert replay(recording, none) is None  # none is left to be told
     main([str(recording)])
     told = (
         "10.0% in pass 4 (50% of the steps), 12.2% told; 100.0% of them wrong, 100.0% of the wrong"

@@ -84,7 +84,7 @@ def test_arms_train_on_what_they_should(runs):
     rates = trainer.body.lr_T
     trainer, ids = chosen("remembered")
     assert trainer.ledger.scored == 0
-    assert trainer.rows.plan == Remembered(math.log(2), measured=False, filter_from=0.3)
+    assert trainer.rows.plan == Remembered(math.log(2), measured=False, filter_from=0.3, again=0)
     trainer, ids = chosen("measured")
     assert (trainer.ledger.scored, trainer.rows.plan) == (0, Remembered(math.log(2)))
     trainer, ids = chosen("annealed_fresh")

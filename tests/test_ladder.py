@@ -49,16 +49,21 @@ def scored(reducible_B):
     return Stats(None, measured), Chosen(torch.zeros(1), torch.zeros(1), None, reducible_B)
 
 
-@pytest.mark.parametrize("weight", [1.0, 2.0])
-def test_it_climbs_by_losses_whatever_a_method_makes_of_them(weight):
-    """At a loss of log 2 = 0.69 the first rung, 0.5, is not passed yet."""
-    method = rho.Method(
+def weighted(weight):
+    """A method of one's own."""
+    return rho.Method(
         "weighted",
         lambda stats: stats.loss - weight * stats.irreducible_loss,
         rho.METHODS["rho"].pick,
         frozenset({"loss", "irreducible_loss"}),
     )
-    select, model = rho.Selector(method, irreducible=rho.Ladder(RUNGS), keep=0.25), make_model()
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_it_climbs_by_losses_whatever_a_method_makes_of_them(weight):
+    """At a loss of log 2 = 0.69 the first rung, 0.5, is not passed yet."""
+    select = rho.Selector(weighted(weight), irreducible=rho.Ladder(RUNGS), keep=0.25)
+    model = make_model()
     torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
     for _ in range(100):
         select(model, (torch.arange(64), X[:64], Y[:64]))
@@ -123,10 +128,10 @@ def test_a_resumed_run_chooses_the_same():
         short.load_state_dict({**state, "losses": None})
 
 
-def engine(**options):
+def engine(learning_rate=0.02, **options):
     return Trainer(
-        make_model(), Resident(X, Y, device="cpu"), total_steps=400, learning_rate=0.02, candidates=64,
-        keep=0.25, irreducible=rho.Ladder(RUNGS), **options,
+        make_model(), Resident(X, Y, device="cpu"), total_steps=400, learning_rate=learning_rate,
+        candidates=64, keep=0.25, irreducible=rho.Ladder(RUNGS), **options,
     )  # fmt: skip
 
 
@@ -154,6 +159,14 @@ def test_the_engine_climbs_and_resumes_too():
     assert torch.equal(after.body.irreducible, RUNGS[stood[250]])
     _, tail = trained(after, 150)
     assert torch.equal(torch.cat([head, tail]), chosen)
+
+
+def test_the_engine_climbs_by_losses_whatever_a_method_makes_of_them():
+    trainer = engine(method=weighted(2.0), learning_rate=0.0)
+    torch.nn.init.zeros_(trainer.model.weight), torch.nn.init.zeros_(trainer.model.bias)
+    trainer.train(100)
+    trainer.flush()
+    assert trainer.source.rung == 0
 
 
 def test_the_selector_climbs_at_the_steps_at_which_the_engine_does():

@@ -9,7 +9,7 @@ from rholoss.memory import Memory, Situation
 
 def situation(memory, **others):
     values = {"progress": 0.5, "irreducible": None, "generator": torch.Generator().manual_seed(0)}
-    kept = {"seen": memory.seen, "recent": memory.recent, "total": memory.total}
+    kept = {"seen": memory.seen, "recent": memory.recent}
     return Situation(**kept, **{**values, **others})
 
 
@@ -27,14 +27,6 @@ def test_the_last_losses_of_each_row_are_kept_and_no_more():
         -torch.inf,
         -torch.inf,
     ]  # the latter were not seen twice yet
-    assert now.mean.tolist() == [pytest.approx(8 / 3), -torch.inf, -torch.inf]
-
-
-def test_a_loss_that_is_not_finite_does_not_stay_in_the_mean():
-    memory = Memory(1, torch.device("cpu"), depth=1)
-    for loss in (2.0, torch.nan, torch.inf):
-        memory.record(torch.tensor([0]), torch.tensor([loss]))
-    assert memory.total.tolist() == [2.0]
 
 
 def test_gradients_are_not_kept():
@@ -53,18 +45,7 @@ def test_it_goes_on_from_a_saved_state():
     assert situation(other).last[1] == 3.0
     assert torch.equal(one.recent.nan_to_num(), other.recent.nan_to_num())
     assert torch.equal(one.seen, other.seen)
-    assert one.total.tolist() == other.total.tolist() == [0.0, 5.0]
     assert other.notes == {"bound": 0.5}
-
-
-def test_a_state_without_sums_takes_the_last_losses_for_all():
-    one, other = (Memory(2, torch.device("cpu"), depth=2) for _ in range(2))
-    for loss in (9.0, 1.0, 3.0):
-        one.record(torch.tensor([1]), torch.tensor([loss]))
-    state = one.state_dict()
-    del state["total"]
-    other.load_state_dict(state)
-    assert other.total.tolist() == [0.0, 6.0]  # three times 2
 
 
 def test_a_memory_of_nothing_is_refused():

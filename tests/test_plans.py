@@ -16,8 +16,7 @@ N, CHANCE = 4000, math.log(10)
 def situation(progress, recent, seen=None, seed=0):
     recent = torch.as_tensor(recent)
     seen = torch.full((len(recent),), recent.shape[1]) if seen is None else torch.as_tensor(seen)
-    total = recent.nanmean(1).nan_to_num() * seen  # as if all losses had been like the last ones
-    return Situation(progress, seen, recent, total, None, torch.Generator().manual_seed(seed))
+    return Situation(progress, seen, recent, None, torch.Generator().manual_seed(seed))
 
 
 def some_losses():
@@ -63,7 +62,7 @@ def test_infobatch_takes_everything_at_first_and_at_last(progress):
 
 
 def test_what_is_never_better_than_chance_is_left_out_from_some_time_on():
-    plan = Remembered(CHANCE, filter_from=0.4)
+    plan = Remembered(CHANCE, filter_from=0.4, again=0)
     assert len(plan(situation(0.39, some_losses())).rows) == N
     rows = plan(situation(0.4, some_losses())).rows
     assert [share_of(rows, quarter) for quarter in range(4)] == [1, 1, 1, 0]
@@ -78,12 +77,11 @@ def test_a_few_hard_rows_are_no_noise():
     )
 
 
-@pytest.mark.parametrize(("by", "stay"), [("lowest", {3, 7}), ("mean", {7})])
-def test_one_good_look_keeps_a_row_by_its_lowest_loss_and_too_few_looks_do_by_either(by, stay):
+def test_one_good_look_keeps_a_row_and_so_do_too_few_looks():
     losses, seen = some_losses(), torch.full((N,), 4)
     losses[3, 2], losses[7, 1], seen[7] = 2.2, torch.nan, 3
-    rows = Remembered(CHANCE, by=by)(situation(0.5, losses, seen)).rows
-    assert stay == set(rows[rows % 4 == 3].tolist())
+    rows = Remembered(CHANCE)(situation(0.5, losses, seen)).rows
+    assert {3, 7} == set(rows[rows % 4 == 3].tolist())
 
 
 def test_what_is_learnt_is_skipped_at_times_but_not_in_the_end():
@@ -110,7 +108,7 @@ def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
     ("make", "says"),
     [
         (lambda: RandomShare(1.5), "`share` must be in"),
-        (lambda: Remembered(by="last"), "`by` is 'last', but must be one of 'lowest', 'mean'"),
+        (lambda: Remembered(again=-1), "`again` is -1, but must be at least 0"),
         (lambda: InfoBatch(1.0), "`prune` must be in"),
         (lambda: Remembered(CHANCE, skip=-0.1), "`skip` must be in"),
         (lambda: Remembered(measured=False), "`chance` must be given"),

@@ -66,20 +66,20 @@ LONGEST = 0.3  # share of the steps that an automatic switch may take at most
 
 
 def _filter(chance: float) -> Plan:
-    return Remembered(chance, measured=False, filter_from=0.3)
+    return Remembered(chance, measured=False, filter_from=0.3, again=0)
 
 
 def _always(chance: float) -> Plan:
-    return Remembered(chance, measured=False, filter_from=0.3, least=0.0)
+    return Remembered(chance, measured=False, filter_from=0.3, again=0, least=0.0)
 
 
 def _both(chance: float) -> Plan:
-    return Remembered(chance, measured=False, filter_from=0.3, skip=0.5, most=1.0)
+    return Remembered(chance, measured=False, filter_from=0.3, again=0, skip=0.5, most=1.0)
 
 
 def _careful(chance: float) -> Plan:
     """Where more than 15 % of the rows are not learnable, what is not learnt is mostly wrong labels."""
-    return Remembered(chance, measured=False, filter_from=0.3, skip=0.5, most=0.15)
+    return Remembered(chance, measured=False, filter_from=0.3, again=0, skip=0.5, most=0.15)
 
 
 def _measured(chance: float) -> Plan:
@@ -87,14 +87,9 @@ def _measured(chance: float) -> Plan:
     return Remembered(skip=0.5)
 
 
-def _sooner(chance: float) -> Plan:
-    """As measured, but sooner than half-way if wrong labels begin to be learnt by heart."""
+def _probation(chance: float) -> Plan:
+    """As measured, and before half-way on probation, so that wrong labels are not learnt by heart."""
     return Remembered(chance, skip=0.5)
-
-
-def _by_mean(chance: float) -> Plan:
-    """By the mean of all visits, which forgets wrong labels that are known by heart more slowly."""
-    return Remembered(chance, by="mean", skip=0.5)
 
 
 def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
@@ -148,8 +143,7 @@ ARMS = {
             il_epochs=6,
             shortlist=0.6,
         ),
-        _annealed("annealed, sooner", **_FOLDED, plan=_sooner),
-        _annealed("annealed, by mean", **_FOLDED, plan=_by_mean),
+        _annealed("annealed, probation", **_FOLDED, plan=_probation),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, measured", part / 100, **_FOLDED, plan=_measured)
@@ -165,18 +159,18 @@ ARMS = {
         Arm(
             "remembered, skip",
             plan=lambda chance: Remembered(
-                chance, measured=False, filter_from=0.4, skip=0.5, least=0.0, most=1.0
+                chance, measured=False, filter_from=0.4, again=0, skip=0.5, least=0.0, most=1.0
             ),
         ),
         # Both by default: on clean labels it only skips, with wrong ones it filters, too.
         Arm("remembered, both", plan=_both),
         Arm("remembered, careful", plan=_careful),
         Arm("remembered, measured", plan=_measured),
-        Arm("remembered, by mean", plan=_by_mean),
+        Arm("remembered, probation", plan=_probation),
         Arm(
             "remembered, skip alone",
             plan=lambda chance: Remembered(
-                chance, measured=False, filter_from=1.0, skip=0.5, most=1.0
+                chance, measured=False, filter_from=1.0, again=0, skip=0.5, most=1.0
             ),
         ),
     )

@@ -254,20 +254,16 @@ def planned(plan: Plan) -> str:
     parts = []
     if plan.filter_from < 1:
         unless = f", if they are more than {plan.least:.0%}" if plan.least else ""
-        if plan.by == "mean":
-            which = (
-                "rows whose mean loss was highest, as many as were worse than chance or seem wrong,"
-            )
-        elif plan.measured:
+        if plan.measured:
             which = (
                 "rows whose label never had more probability than the share of wrong labels, which is "
                 "measured,"
             )
         else:
             which = "rows that were never better than chance"
-        looks = plan.measured and plan.by == "lowest" and plan.chance is not None
-        sooner = ", or sooner if wrong labels begin to be learnt by heart" if looks else ""
-        parts.append(f"{which} are left out from {plan.filter_from:.0%} on{sooner}{unless}")
+        probation = plan.again and plan.chance is not None
+        before = f", before that but for one in {plan.again} each pass" if probation else ""
+        parts.append(f"{which} are left out from {plan.filter_from:.0%} on{before}{unless}")
     if plan.skip:
         wrong = "of the labels are wrong" if plan.measured else "are left out"
         unless = f", unless more than {plan.most:.0%} {wrong}" if plan.most < 1 else ""

@@ -45,7 +45,7 @@ class Visits:
 
 
 def replay(path: Path, plan: Plan) -> dict[str, Any] | None:
-    """The first pass in which a plan would have left rows out for good, and which; None if in none.
+    """The first pass in which a plan would have left rows out, and which; None if in none.
 
     Of a run that trains on all rows in each pass. What would have come of it is not in the recording.
     """
@@ -56,15 +56,15 @@ def replay(path: Path, plan: Plan) -> dict[str, Any] | None:
         before = last[number - 1] if number else losses
         visited = torch.as_tensor(np.isfinite(losses) & (losses != before)).nonzero().flatten()
         memory.record(visited, torch.as_tensor(losses.astype(np.float32))[visited])
-        seen, recent, total, notes = memory.seen, memory.recent, memory.total, memory.notes
-        rows = plan(Situation(float(done), seen, recent, total, None, generator, notes)).rows
-        if "bound" in memory.notes:
+        seen, recent, notes = memory.seen, memory.recent, memory.notes
+        rows = plan(Situation(float(done), seen, recent, None, generator, notes)).rows
+        if len(rows) < len(wrong):
             out = torch.ones(len(wrong), dtype=torch.bool)
             out[rows] = False
             return {
                 "pass": number,
                 "progress": float(done),
-                "told": memory.notes["wrong"],
+                "told": memory.notes.get("wrong", memory.notes.get("hopeless", math.nan)),
                 "left_out": float(out.float().mean()),
                 "precision": float(wrong[out].float().mean()),
                 "recall": float(out[wrong].float().mean()),
@@ -83,7 +83,6 @@ def main(words: list[str] | None = None) -> None:
     plans = {
         "Remembered()": Remembered(),
         f"Remembered(log({a.classes}))": Remembered(chance),
-        f"Remembered(log({a.classes}), by='mean')": Remembered(chance, by="mean"),
     }
     for path in a.files:
         print(path.stem)

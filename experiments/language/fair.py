@@ -119,7 +119,8 @@ class Fair:
                 "overlap": cell.method != FRESH,
             }
         if cell.method == "remembered":
-            arm["plan"] = Remembered(math.log(task.classes), measured=False, filter_from=0.3)
+            chance = math.log(task.classes)
+            arm["plan"] = Remembered(chance, measured=False, filter_from=0.3, again=0)
         if cell.method in ("measured", FRESH):
             arm["plan"] = Remembered(math.log(task.classes))
         if cell.method == FRESH:

@@ -17,15 +17,12 @@ from rholoss.errors import RholossError
 
 
 class Memory:
-    """By id: the losses of the last `depth` times a row was trained on, their sum since the first time, and
-    how often it was.
-    """
+    """By id: the losses of the last `depth` times a row was trained on, and how often it was."""
 
     def __init__(self, size: int, device: torch.device, depth: int = 4) -> None:
         if depth < 1:
             raise RholossError(f"`depth` must be at least 1, but is {depth}.")
         self.recent = torch.full((size, depth), torch.nan, device=device)  # a ring for each id
-        self.total = torch.zeros(size, device=device)
         self.seen = torch.zeros(size, dtype=torch.long, device=device)
         self.notes: dict[str, float] = {}  # a plan's own
 
@@ -33,20 +30,15 @@ class Memory:
         """Note the losses of rows that are trained on. Runs inside a captured step."""
         seen, loss_k = self.seen.index_select(0, index), loss_k.detach().float()
         self.recent[index, seen % self.recent.shape[1]] = loss_k
-        finite = torch.where(
-            loss_k.isfinite(), loss_k, 0.0
-        )  # a step that is passed over must not stay
-        self.total[index] = self.total.index_select(0, index) + finite
         self.seen[index] = seen + 1
 
     def move(self, device: torch.device) -> None:
         """Keep it on another device."""
-        self.recent, self.total = self.recent.to(device), self.total.to(device)
-        self.seen = self.seen.to(device)
+        self.recent, self.seen = self.recent.to(device), self.seen.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered."""
-        kept = {"recent": self.recent, "total": self.total, "seen": self.seen}
+        kept = {"recent": self.recent, "seen": self.seen}
         copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
         return {**copied, "notes": dict(self.notes)}
 
@@ -54,9 +46,6 @@ class Memory:
         """Remember what was saved."""
         self.recent.copy_(state["recent"])
         self.seen.copy_(state["seen"])
-        # A state that does not know the sum: as if all losses had been like the last ones.
-        guess = self.recent.nanmean(1).nan_to_num() * self.seen
-        self.total.copy_(state.get("total", guess))
         self.notes = dict(state.get("notes", {}))
 
 
@@ -75,7 +64,6 @@ class Situation:
     progress: float  # share of all steps that are done
     seen: Tensor  # [N], how often each row was trained on
     recent: Tensor  # [N, depth], its last losses in no order; NaN where there is none yet
-    total: Tensor  # [N], the sum of all its losses
     irreducible: Tensor | None  # [N]
     generator: Generator
     notes: dict[str, float] = field(default_factory=dict)  # written by the plan for its next passes
@@ -90,15 +78,6 @@ class Situation:
     def lowest(self) -> Tensor:
         """The lowest of each row's last losses; minus infinity if there are fewer than `depth`."""
         return self.recent.nan_to_num(nan=-torch.inf).amin(1)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean of all of each row's losses; minus infinity if there are fewer than `depth`.
-
-        It keeps what the last losses forget: a label that is known by heart by now, but was long in coming.
-        """
-        enough = self.seen >= self.recent.shape[1]
-        return torch.where(enough, self.total / self.seen.clamp(min=1), -torch.inf)
 
     def random(self) -> Tensor:
         """A number in [0, 1) for each row."""

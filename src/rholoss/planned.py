@@ -143,10 +143,10 @@ class Planned(DistributedSampler[int]):
         if self._ranks > 1:
             self._put_together()
         memory = self.memory
-        seen, recent, total = (kept.cpu() for kept in (memory.seen, memory.recent, memory.total))
+        seen, recent = memory.seen.cpu(), memory.recent.cpu()
         generator = step_generator(self.seed, EPOCHS + self.begun)
         progress = self.begun / self.passes
-        epoch = self.plan(Situation(progress, seen, recent, total, None, generator, memory.notes))
+        epoch = self.plan(Situation(progress, seen, recent, None, generator, memory.notes))
         check_epoch(epoch, len(seen))
         order = epoch.rows[torch.randperm(len(epoch.rows), generator=generator)]
         self._enter(order, epoch.weight, 0)
@@ -218,15 +218,12 @@ class Planned(DistributedSampler[int]):
                 "`torch.distributed.init_process_group` (or `rholoss.distributed.join`) before the first "
                 "pass."
             )
-        seen, recent, total = self.memory.seen, self.memory.recent, self.memory.total
+        seen, recent = self.memory.seen, self.memory.recent
         mine = seen > self._merged.to(seen.device)
-        known = torch.cat([recent, total[:, None]], 1)
-        told = torch.where(mine[:, None], known, 0.0)
+        told = torch.where(mine[:, None], recent, 0.0)
         changed = mine.to(torch.int32)
         dist.all_reduce(told)
         dist.all_reduce(changed)
         dist.all_reduce(seen, op=dist.ReduceOp.MAX)
-        known = torch.where(changed[:, None] > 0, told, known)
-        recent.copy_(known[:, :-1])
-        total.copy_(known[:, -1])
+        recent.copy_(torch.where(changed[:, None] > 0, told, recent))
         self._merged = seen.clone()

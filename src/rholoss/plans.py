@@ -58,10 +58,10 @@ class InfoBatch:
         return Epoch(everything[stays], weight)
 
 
-OF_A_ROW = ("lowest", "mean")
 UNSURE = 0.5  # doubt of so much says that nothing is learnt yet, not that labels are wrong
-CHANGE = 0.01  # of a share, below which it is level
-MOST_KNOWN = 0.9  # of the rows, before a change of theirs says something
+LEARNT = (
+    5.0  # times the share of hopeless rows: with more doubt than that, hard rows are hopeless, too
+)
 BORNE_OUT = 3.0  # times the share of hopeless rows: more doubt than that is a weak model's
 
 
@@ -86,15 +86,18 @@ class Remembered:
 
     Those must be cross-entropies, of labels that are not smoothed.
 
-    *Learnable?* From the share `filter_from` of the steps on, a row is left out if all of its last losses
-    were above a bound. The bound is measured: how sure the model is of its surest rows tells the share of
-    wrong labels (`wrong_labels`), and a label that never had more probability than that share is taken for
-    one of them. If more rows were never better than `chance`, those are left out; these alone, if the doubt
-    is more than three times their share, for then it is that of a model which has not learnt its easy rows.
-    It is measured once, since what is left afterwards looks cleaner; and before `filter_from`, if rows that
-    were never better than chance become fewer after they had become more: then wrong labels are being
-    learnt by heart. Where half of the rows were never better than chance, nothing is learnt yet, and nothing
-    is left out.
+    *Learnable?* A row is left out if all of its last losses were above a bound. The bound is measured: how
+    sure the model is of its surest rows tells the share of wrong labels (`wrong_labels`), and a label that
+    never had more probability than that share is taken for one of them. If more rows were never better than
+    `chance`, those are left out; these alone, if the doubt is more than three times their share, for then it
+    is that of a model which has not learnt its easy rows. Where half of the rows were never better than
+    chance, nothing is learnt yet, and nothing is left out.
+
+    From the share `filter_from` of the steps on it is measured once and rows are left out for good. Until
+    then, where `chance` is given, they are left out on probation as soon as the easy rows are learnt: it is
+    measured anew for every pass, and of the rows above the bound one in `again` is trained on all the same.
+    A hard row comes back when the model has learnt what it takes; a wrong label is seen too seldom to be
+    learnt by heart.
 
     *Not yet learnt?* Up to the share `skip_until` of the steps, a row whose last loss is below the mean is
     left out of a pass with probability `skip`; but not where more than the share `most` of the labels is
@@ -104,11 +107,7 @@ class Remembered:
         chance: the logarithm of the number of classes. None: the bound is what is measured alone, which on
             data that is hard or hardly learnt takes rows for wrong that are right.
         measured: False: the bound is `chance` alone.
-        by: what stands for a row. The 'lowest' of its last losses forgets: once wrong labels are known by
-            heart, they look right; so it may act before `filter_from`, as said above. The 'mean' of all its
-            losses forgets slowly, and acts from `filter_from` on; it also holds what a row was before it was
-            learnt, so that in few passes, or with a model that is weak for its data, hard rows that are
-            right are left out, too.
+        again: 0: nothing is left out before `filter_from`.
         least: nothing is left out unless more than this share of the rows was never better than chance
             (without `chance`: unless more is measured to be wrong). Rows that are hard and right are worth
             learning.
@@ -121,14 +120,16 @@ class Remembered:
     skip: float = 0.0
     skip_until: float = 0.85
     most: float = 0.2
-    by: str = "lowest"
+    again: int = 8
 
     def __post_init__(self) -> None:
         for name in ("filter_from", "least", "skip", "skip_until", "most"):
             _check_share(name, getattr(self, name))
-        if self.by not in OF_A_ROW:
-            known = ", ".join(map(repr, OF_A_ROW))
-            raise RholossError(f"`by` is {self.by!r}, but must be one of {known}.")
+        if self.again < 0:
+            raise RholossError(
+                f"`again` is {self.again}, but must be at least 0: of rows on probation one in so many is "
+                "trained on in a pass."
+            )
         if self.chance is None and not self.measured:
             raise RholossError(
                 "`chance` must be given if `measured` is False; else there is no bound."
@@ -142,58 +143,49 @@ class Remembered:
     def __call__(self, situation: Situation) -> Epoch:
         """The rows that are worth a step."""
         s = situation
-        known = s.last.isfinite()
-        if self.measured:
-            wrong, bound = self._measured(s)
-        elif s.progress >= self.filter_from:
-            wrong, bound = self._by_chance(s)
-        else:
-            wrong, bound = 0.0, math.inf
-        stays = self._of(s) <= bound
+        wrong, bound = self._bound(s)
+        out, known = s.lowest > bound, s.last.isfinite()
+        stays = ~out
         skips = self.skip and s.progress < self.skip_until and wrong <= self.most
         if skips and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
+        if out.any() and s.progress < self.filter_from:
+            stays |= out & (s.random() < 1 / self.again)
         return Epoch(stays.nonzero().flatten())
 
-    def _of(self, s: Situation) -> Tensor:
-        """What stands for each row."""
-        return s.mean if self.by == "mean" else s.lowest
-
-    def _measured(self, s: Situation) -> tuple[float, float]:
-        """The share of wrong labels, and the bound: once one is found, it stays."""
+    def _bound(self, s: Situation) -> tuple[float, float]:
+        """The share of wrong labels, and the bound; once it is measured for good, it stays."""
         if "bound" in s.notes:
             return s.notes["wrong"], s.notes["bound"]
         doubt = wrong_labels(s.last[s.last.isfinite()])
         hopeless, chance = self._by_chance(s)
+        for_good = s.progress >= self.filter_from
+        if not for_good and not (self.again and doubt < min(UNSURE, LEARNT * hopeless)):
+            return (doubt if self.measured else 0.0), math.inf
+        if not self.measured:
+            return hopeless, chance
+        # Rows on probation are hardly trained on, so that doubt tells of wrong labels among the others alone.
+        apart = s.notes.pop("hopeless", 0.0)
+        wrong, bound = self._measured(s, apart + (1 - apart) * doubt, hopeless, chance)
+        if bound < math.inf:
+            found = {"wrong": wrong, "bound": bound} if for_good else {"hopeless": hopeless}
+            s.notes.update(found)
+        return wrong, bound
+
+    def _measured(
+        self, s: Situation, doubt: float, hopeless: float, chance: float
+    ) -> tuple[float, float]:
         most = UNSURE if self.chance is None else min(UNSURE, BORNE_OUT * hopeless)
         believed = doubt if doubt < most else 0.0
         wrong = max(believed, hopeless)
-        is_time = s.progress >= self.filter_from or (
-            self.by == "lowest" and self._by_heart(s, hopeless)
-        )
         # Doubt alone may have other reasons: smoothed labels, a model that is small. Chance has none.
-        is_noise = self.least < (wrong if self.chance is None else hopeless) < UNSURE
-        if not is_time or not is_noise:
+        if not self.least < (wrong if self.chance is None else hopeless) < UNSURE:
             return doubt, math.inf
         sure = -math.log(believed) if believed else math.inf
-        highest = self._of(s).clamp(min=0.0).sort(descending=True).values  # unknown rows come last
-        if self.by == "lowest":  # no more is above the bound than is wrong
-            bound = max(min(chance, sure), float(highest[round(wrong * len(highest))]))
-        else:  # what is sure is said of the last losses: so many rows, but those of the highest mean
-            never = float((s.lowest > sure).float().mean())
-            num = round(max(min(never, believed), hopeless) * len(highest))
-            bound = float(highest[num - 1 : num + 1].mean()) if num else math.inf
-        s.notes.update(wrong=wrong, bound=bound)
-        return wrong, bound
-
-    def _by_heart(self, s: Situation, hopeless: float) -> bool:
-        """Whether hopeless rows have become more, and now fewer. (On clean labels they become fewer only.)"""
-        if s.lowest.isfinite().float().mean() < MOST_KNOWN:
-            return False  # more for the reason that more is known
-        first = s.notes.setdefault("first", hopeless)
-        peak = s.notes["peak"] = max(s.notes.get("peak", hopeless), hopeless)
-        return peak > first * (1 + CHANGE) and hopeless < peak * (1 - CHANGE)
+        highest = s.lowest.clamp(min=0.0).sort(descending=True).values  # unknown rows come last
+        # No more is above the bound than is wrong.
+        return wrong, max(min(chance, sure), float(highest[round(wrong * len(highest))]))
 
     def _by_chance(self, s: Situation) -> tuple[float, float]:
         """The share of rows that were never better than chance, and chance if they are enough.
@@ -202,7 +194,7 @@ class Remembered:
         """
         if self.chance is None:
             return 0.0, math.inf
-        hopeless = float((self._of(s) > self.chance).float().mean())
+        hopeless = float((s.lowest > self.chance).float().mean())
         return hopeless, self.chance if self.least < hopeless < UNSURE else math.inf
 
 

@@ -119,10 +119,8 @@ class Rows:
         assert self.memory is not None
         ids = self.data.ids
         memory = self.memory
-        seen, recent, total = (
-            kept[ids].cpu() for kept in (memory.seen, memory.recent, memory.total)
-        )
-        known = Situation(progress, seen, recent, total, self._irreducible, generator, memory.notes)
+        seen, recent = memory.seen[ids].cpu(), memory.recent[ids].cpu()
+        known = Situation(progress, seen, recent, self._irreducible, generator, memory.notes)
         epoch = plan(known)
         check_epoch(epoch, len(ids))
         weight[ids] = 1.0 if epoch.weight is None else epoch.weight.to(weight)

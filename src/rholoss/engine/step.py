@@ -41,7 +41,7 @@ class Counters:
     index: Tensor  # [window, k]
     score: Tensor  # [window, k]
     loss: Tensor  # [window]
-    reducible: Tensor  # [window], mean score of the candidates
+    reducible: Tensor  # [window], mean reducible loss of the candidates
     row: Tensor  # [1], next row of the window
     not_finite: Tensor
     short: Tensor
@@ -67,7 +67,7 @@ class Counters:
     def record(
         self, index: Tensor, score: Tensor | None, loss: Tensor, mean: Tensor | None = None
     ) -> None:
-        """Note one step: what was chosen, by which scores, their mean over all candidates, the loss."""
+        """Note one step: what was chosen, by which scores, what all candidates have in the mean, the loss."""
         self.index.index_copy_(0, self.row, index[None])
         if score is not None:
             self.score.index_copy_(0, self.row, score[None].float())
@@ -146,15 +146,17 @@ def rank(
     irreducible: Tensor | None,
     forwarded: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the candidates by a method without a pick, and their mean.
+    """Scores of the candidates by a method without a pick, and the mean of their reducible losses, or of
+    their scores if it does not read both losses.
 
-    Those that cannot be used are counted, and whether `enough` others are left. With `only_forwarded` the
+    Scores that cannot be used are counted, and whether `enough` others are left. With `only_forwarded` the
     others are in the mean alone.
     """
     if irreducible is not None:
         measured = {**measured, "irreducible_loss": irreducible.index_select(0, index)}
     _, score_B = core.choose(scores, Stats(index, measured), enough, None)  # type: ignore[arg-type]
-    mean = mean_of_finite(score_B)
+    both = [measured[name] for name in ("loss", "irreducible_loss") if name in measured]
+    mean = mean_of_finite(both[0] - both[1] if len(both) == 2 else score_B)
     if only_forwarded and forwarded is not None:
         left_out = torch.full_like(score_B, -torch.inf)
         score_B = left_out.index_copy(0, forwarded, score_B.index_select(0, forwarded))

@@ -314,7 +314,7 @@ class Trainer:
             )
 
     def _look(self, reducible: float) -> None:
-        """Climb, or stop scoring, if the target has come that far: `reducible` is the mean score."""
+        """Climb, or stop scoring, if the target has come that far."""
         if not self.schedule(self.step).score or math.isnan(reducible):
             return
         if isinstance(self.source, Ladder) and self.source.climb(reducible):
