@@ -57,17 +57,6 @@ def test_any_method_can_choose_offline(points, given):
     assert list(chosen.ids) == [0, 1, 2, 3, 4]
 
 
-def test_a_live_model_gives_its_losses_offline_too(points):
-    live = rho.LiveIrreducible(Confidence())
-    chosen = coreset(
-        Confidence(), points, keep=0.05, method="negative_il", irreducible=live, progress=False
-    )
-    assert len(chosen) == 5
-    assert all(
-        x > 10 for _, x, _ in chosen
-    )  # far on the side of their label, with a loss of nothing
-
-
 def test_points_without_irreducible_loss_are_told_and_not_left_out(points):
     values = torch.zeros(101)
     values[[7, 90]] = torch.nan
@@ -109,5 +98,8 @@ def test_methods_that_a_part_of_the_data_cannot_be_chosen_by():
 
 def test_losses_that_change_with_the_run_are_none_to_choose_by_once(points):
     ladder = rho.Ladder([torch.ones(101), torch.zeros(101)])
-    with pytest.raises(RholossError, match="`irreducible` is a Ladder; losses are looked up by id"):
-        coreset(Confidence(), points, method="rho", irreducible=ladder, progress=False)
+    for given in (ladder, rho.LiveIrreducible(Confidence())):
+        with pytest.raises(
+            RholossError, match=rf"`irreducible` is a {type(given).__name__}; losses are"
+        ):
+            coreset(Confidence(), points, method="rho", irreducible=given, progress=False)
