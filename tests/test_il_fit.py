@@ -11,7 +11,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rholoss.data import WithIndex
 from rholoss.errors import RholossError, StoreError
-from rholoss.il import fit as fit_module
 from rholoss.il.fit import fit_irreducible, score_irreducible
 
 
@@ -396,7 +395,3 @@ def test_a_gpu_is_used_if_there_is_one_and_the_result_is_on_the_cpu():
     on_cpu = score_irreducible(model, data, device="cpu", progress=False)
     assert torch.allclose(on_gpu.dense, on_cpu.dense, atol=1e-5)
     assert next(model.parameters()).device.type == "cuda"  # it was taken back
-
-
-def test_both_functions_are_to_be_found_in_one_place():
-    assert fit_module.score_irreducible is score_irreducible

@@ -78,6 +78,7 @@ def test_a_row_on_probation_comes_back_when_it_is_learnt():
         (Remembered(CHANCE, again=0), some_hopeless()),
         (Remembered(), some_hopeless()),  # what chance is, is not known
         (Remembered(CHANCE), some_hopeless(others=0.8)),  # not learnt yet: the surest have 0.45
+        (Remembered(CHANCE), some_hopeless(0.05, others=0.5)),  # too much doubt for so few
         (Remembered(CHANCE), some_hopeless(0.02)),  # fewer than `least`
         (Remembered(CHANCE), some_hopeless(0.6)),
     ],
