@@ -10,6 +10,8 @@ from pathlib import Path
 
 from experiments import processes, records
 
+PRECISIONS = ("bf16", "fp32")
+
 
 def main(words: list[str] | None = None) -> None:
     a = _parser().parse_args(words)
@@ -47,6 +49,14 @@ def _parser() -> argparse.ArgumentParser:
         "--processes", type=int, default=1, help="that share the runs, each with so many at a time"
     )
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # of one of the processes
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="by default bf16 on a GPU, fp32 elsewhere"
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="models that train for long; by default on a GPU alone",
+    )
     parser.add_argument("--data", default=None, help="data directory; else RHOLOSS_DATA")
     parser.add_argument(
         "--html",
@@ -107,7 +117,7 @@ def _run(a: argparse.Namespace) -> None:
         return
     from experiments.bench.run import Bench, missing, run
 
-    bench, cells = Bench(a.data), _cells(a)
+    bench, cells = Bench(a.data, precision=a.precision, compile=a.compile), _cells(a)
     # Processes fill the device by one run each; and what is under way when time is up is lost.
     side_by_side = a.side_by_side or (6 if a.claims is None else 1)
     known = [records.RESULTS]  # what is committed is not run again, wherever new lines go

@@ -366,11 +366,11 @@ def test_the_commands(root, tmp_path, monkeypatch, capsys):
     places = ["--study", "small", "--data", str(root), "--out", str(tmp_path)]
     command.main(["list", *places])
     assert "0 of   2 runs  A small one" in capsys.readouterr().out
-    command.main(["run", *places, "--seeds", "1"])
+    command.main(["run", *places, "--seeds", "1", "--precision", "bf16"])
     command.main(["list", *places])
     assert "1 of   2 runs  A small one" in capsys.readouterr().out
     (line,) = done(tmp_path).values()
-    assert line["seed"] == 1
+    assert (line["seed"], line["precision"]) == (1, "bf16")
     with pytest.raises(SystemExit, match="needs --study"):
         command.main(["run"])
     with pytest.raises(

@@ -48,7 +48,7 @@ class Bench:
     Args:
         root: the data directory.
         folder: where irreducible losses and their models are kept; by default below the data directory.
-        precision, compile: by default bf16 and compiled on a GPU, plain float32 elsewhere.
+        precision, compile: 'bf16' or 'fp32'; by default bf16 and compiled on a GPU, fp32 elsewhere.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Bench:
         compile: bool | None = None,
     ) -> None:
         self.cuda = torch.cuda.is_available()
-        self.precision = precision or ("bf16" if self.cuda else None)
+        low = self.cuda if precision is None else precision == "bf16"
+        self.precision = "bf16" if low else None
         self.compile = self.cuda if compile is None else compile
         if self.compile:
             torch._dynamo.config.recompile_limit = RECOMPILES
         if self.cuda:
             torch.backends.cudnn.benchmark = True  # shapes never change here
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        self.problems = Problems(root, dtype)
+        self.problems = Problems(root, torch.bfloat16 if low else torch.float32)
         self.folder = data_dir(root) / "irreducible-loss-models" if folder is None else folder
         # Not compiled: that takes longer than the few thousand steps of a fit.
         self.fits = Fits(
