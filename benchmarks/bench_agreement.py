@@ -356,7 +356,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> None:
     arguments = parsed(words)
-    torch._dynamo.config.recompile_limit = 64  # one process, many shapes
+    torch._dynamo.config.cache_size_limit = 64  # one process, many shapes
     same = {
         "mode": arguments.mode,
         "data": "digits" if arguments.small else "CIFAR-10",

@@ -208,7 +208,7 @@ def main() -> None:
     known = table()
     tried = [n for base, ways in TRIED.items() for n in (base, *(f"{base}; {w}" for w in ways))]
     names = [*(arguments.rows or []), *(tried if arguments.tunings else [])] or [*known]
-    torch._dynamo.config.recompile_limit = 64  # one process, many shapes
+    torch._dynamo.config.cache_size_limit = 64  # one process, many shapes
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     about = {

@@ -158,7 +158,7 @@ def test_runs_share_their_compilations(root, monkeypatch):
     monkeypatch.setattr(bench_run, "COMPILED", ("tiny",))
     for cached in (engine_step.compiled, adapters._compiled_call):
         cached.cache_clear()
-    before = torch._dynamo.config.recompile_limit  # monkeypatch would delete it afterwards
+    before = torch._dynamo.config.cache_size_limit  # monkeypatch would delete it afterwards
     stats = torch._dynamo.utils.counters["stats"]
     bench = Bench(root, recipe=RECIPE, compile=True)
 
@@ -172,7 +172,7 @@ def test_runs_share_their_compilations(root, monkeypatch):
 
     try:
         assert (
-            torch._dynamo.config.recompile_limit == 64
+            torch._dynamo.config.cache_size_limit == 64
         )  # more than the default: many kinds of run
         assert compiles("uniform") > 0
         assert compiles("rho", HOLDOUT) > 0
@@ -190,7 +190,7 @@ def test_runs_share_their_compilations(root, monkeypatch):
         for cached in (engine_step.compiled, adapters._compiled_call):
             cached.cache_clear()
         torch._dynamo.reset()
-        torch._dynamo.config.recompile_limit = before
+        torch._dynamo.config.cache_size_limit = before
 
 
 def test_a_run_that_begins_leaves_the_dropout_of_others_alone(root, monkeypatch):

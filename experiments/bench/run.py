@@ -65,7 +65,7 @@ class Bench:
         self.precision = "bf16" if low else None
         self.compile = self.cuda if compile is None else compile
         if self.compile:
-            torch._dynamo.config.recompile_limit = RECOMPILES
+            torch._dynamo.config.cache_size_limit = RECOMPILES
         if self.cuda:
             torch.backends.cudnn.benchmark = True  # shapes never change here
         self.problems = Problems(root, torch.bfloat16 if low else torch.float32)

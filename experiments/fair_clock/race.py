@@ -68,7 +68,7 @@ class Race:
         self.precision, self.compile, self.root = precision, compile, root
         self.visits = visits  # directory for the losses of every visit
         if compile:  # one process, many arms and batch sizes
-            torch._dynamo.config.recompile_limit = 64
+            torch._dynamo.config.cache_size_limit = 64
         self.train = Resident(images, labels, augment=CropFlip(), **common)
         self.test = Resident(test_images, test_labels, **common)
         self.clean = labels
