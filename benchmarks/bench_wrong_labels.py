@@ -160,8 +160,18 @@ def main(words: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--problem", choices=list(PROBLEMS), default="digits")
-    parser.add_argument("--labels", nargs="+", choices=list(LABELS))
-    parser.add_argument("--plans", nargs="+", choices=list(PLANS), default=list(PLANS))
+    sets, plans = ("; ".join(names).replace("%", "%%") for names in (LABELS, PLANS))
+    parser.add_argument(
+        "--labels", nargs="+", choices=list(LABELS), metavar="NAME", help=f"some of: {sets}"
+    )
+    parser.add_argument(
+        "--plans",
+        nargs="+",
+        choices=list(PLANS),
+        default=list(PLANS),
+        metavar="NAME",
+        help=f"some of: {plans}",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--passes", type=int)
     parser.add_argument("--out", type=Path)

@@ -212,7 +212,8 @@ def wrong_labels_page(digits: list[dict[str, Any]], images: list[dict[str, Any]]
         "Labels are made wrong in known ways; learning rate up and down to zero; means over the seeds. *Told*: the share of wrong labels that the plan found when it began to leave rows "
         "out for good. *Left out*: in the last pass, and how many of these are wrong, and how many of the wrong ones they are. Accuracy on the test set, whose labels are clean. "
         "*Never better than chance*: `Remembered(chance, measured=False, again=0)`; *measured*: `Remembered()`; *measured, with chance*: `Remembered(chance, again=0)`: all three act from half of "
-        "the steps on. *On probation before*: `Remembered(chance)`, which also leaves out seven of eight such rows in each pass before that, as soon as the easy rows are learnt.",
+        "the steps on. *On probation before*: `Remembered(chance)`, which also leaves out seven of eight such rows in each pass before that, as soon as the easy rows are learnt. "
+        "Commands are as they were given; one names a plan that is gone (`mean of all visits`).",
         "",
         "## Digits, without augmentation",
         "",
@@ -230,7 +231,7 @@ def wrong_labels_page(digits: list[dict[str, Any]], images: list[dict[str, Any]]
 
 def _wrong_labels(found: list[dict[str, Any]]) -> list[str]:
     lines = [
-        *sorted({where(row) for row in found}),
+        *sorted({f"- {where(row)}" for row in found}),
         "",
         "| passes | labels that are wrong | rows left out | told | left out | wrong among them | of the wrong ones | accuracy, % |",
         "|---|---|---|---|---|---|---|---|",

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--every", type=int, default=1, help="steps between two sets of weights")
     parser.add_argument("--wait", type=float, default=1.0, help="seconds, for a step of a worker")
-    parser.add_argument("--gather", type=float, default=0.0, help="seconds, for workers to come")
+    parser.add_argument("--gather", type=float, default=60.0, help="seconds, for workers to come")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     workers = rho.ScoringWorkers(given.workers, restarts=given.restarts)

@@ -23,7 +23,11 @@ def _parser() -> argparse.ArgumentParser:
     from experiments.studies import STUDIES
 
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("command", choices=("list", "run", "report"))
+    parser.add_argument(
+        "command",
+        choices=("list", "run", "report"),
+        help="list: studies, their tier (1 is worth running first) and how many runs are there",
+    )
     parser.add_argument(
         "--study", nargs="+", choices=list(STUDIES), metavar="NAME", help="see list"
     )

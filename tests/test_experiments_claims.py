@@ -195,6 +195,27 @@ def test_every_study_of_the_paper_has_a_claim():
     assert judged == set(STUDIES) - own - {"fig6_official"}  # as fig6, on other files
 
 
+def test_verdicts_are_counted_in_a_sentence(tmp_path):
+    claims = [
+        Claim("It is faster", "2 x", "made", [sooner()]),
+        Claim("It is slower", "2 x", "made", [replace(sooner(), above=True)]),
+        Claim(
+            "It was not looked at",
+            "",
+            "made",
+            [replace(sooner(), group="Another", arm="loss", other=None)],
+            why="no data",
+        ),
+    ]
+    write(tmp_path, line(UNIFORM, [10, 50]), line(RHO, [50, 50]))
+    assert report.tally(claims, {"made": STUDY}, Results.read(tmp_path)) == (
+        "Of the 3 claims below 1 holds, 1 does not hold, 1 was not run. "
+        "2 of the verdicts rest on fewer seeds or parts than planned."
+    )
+    path = report.write_claims(claims, {"made": STUDY}, tmp_path)
+    assert "Of the 3 claims below" in path.read_text()
+
+
 def test_the_table_of_claims_goes_between_its_marks(tmp_path):
     claim = Claim("It is faster", "2 x", "made", [sooner()])
     write(tmp_path, line(UNIFORM, [10, 50]), line(RHO, [50, 50]))

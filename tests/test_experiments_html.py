@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from fixtures_lines import GROUP, RHO, STUDY, UNIFORM, line, sooner, write
@@ -55,7 +56,7 @@ def test_curves_are_means_over_seeds_with_their_spread(text):
 
 
 def test_tables_and_notes_are_those_of_the_page(text):
-    cells = re.findall(r"<td>(.*?)</td>", text)
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", text)
     at = cells.index("RHO-LOSS")
     assert cells[at : at + 7] == ["RHO-LOSS", "1 / 2 (70)", "2", "3", "55.2", "74.0", "1"]
     assert "Not run, or not in full: RHO-LOSS: 1 of 2 seeds." in text
@@ -63,6 +64,27 @@ def test_tables_and_notes_are_those_of_the_page(text):
     assert "It is &lt;faster&gt;" in text
     assert '<a href="#made">holds (1 of 2 seeds)</a>' in text
     assert '<section id="made">' in text
+
+
+def test_every_link_within_the_page_leads_somewhere(tmp_path):
+    write(tmp_path, line(UNIFORM, [10, 30, 50, 60], 0))
+    claims = [
+        CLAIM,
+        Claim(
+            "Another", "2 x", "empty", [replace(sooner(), group="Another", arm="loss", other=None)]
+        ),
+    ]
+    studies = {"made": STUDY, "empty": replace(STUDY, name="empty", groups=STUDY.groups[1:2])}
+    assert [group.title for group in studies["empty"].groups] == ["Another"]
+    text = write_html(studies, claims, tmp_path, tmp_path / "html").read_text()
+    shell = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert set(re.findall(r'href="#([^"]+)"', shell)) <= set(re.findall(r'id="([^"]+)"', shell))
+
+
+def test_claims_can_be_read_on_a_narrow_screen(text):
+    assert '<table class="stack">' in text
+    assert '<td data-label="verdict"><a href="#made">' in text
+    assert "Of the 1 claims below 1 holds. 1 of the verdicts rest" in text
 
 
 def test_the_page_stands_alone(text):

@@ -26,6 +26,7 @@ import rholoss as rho
 from rholoss.errors import RholossError
 from rholoss.workers import wire
 from rholoss.workers.crew import Counts
+from rholoss.workers.ranks import Role
 
 __all__ = ["launch"]  # a fixture
 
@@ -301,6 +302,18 @@ def test_a_sampler_that_was_made_too_early_is_told(monkeypatch):
         RholossError, match=r"for rank 0 of 4, .* 0 of 1; make `ScoringWorkers\(\.\.\.\)`"
     ):
         rho.ScoringWorkers(0).batches(select, model, loader)
+
+
+def test_a_worker_that_does_not_reach_its_trainer_says_so_in_a_line(launch, monkeypatch):
+    def refused(*_):
+        raise ConnectionRefusedError
+
+    launch(1)  # sets what torchrun would
+    monkeypatch.setattr(wire, "find", refused)
+    ranks = rho.ScoringWorkers(0)
+    ranks.role = Role(0, 1, 1, 0)
+    with pytest.raises(SystemExit, match=r"worker 0 did not reach its trainer \(ConnectionRefused"):
+        ranks.batches(*parts())
 
 
 def test_without_torchrun_the_next_step_is_told(monkeypatch):

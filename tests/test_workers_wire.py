@@ -1,5 +1,6 @@
 """Who scores for whom, and what goes over the wire."""
 
+import multiprocessing
 import os
 import socket
 import time
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from fixtures_workers import WAIT, network
+from fixtures_workers import WAIT, network, parts
 
 from rholoss.errors import RholossError
 from rholoss.workers import serve, weights, wire
@@ -158,6 +159,13 @@ def test_the_first_trainer_runs_the_store_where_torchrun_does_not(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(host.underlying_store.port))
     wire.meeting_place().set("where", "here")
     assert host.get("where") == b"here"
+
+
+def test_a_worker_whose_trainer_is_through_before_it_is_ready_ends_quietly():
+    select, model, loader = parts()
+    here, there = multiprocessing.Pipe()
+    there.close()  # the trainer has left
+    assert serve.serve(here, 0, select, model, loader, {}) == 0
 
 
 def test_rows_that_cannot_be_stacked_are_refused():

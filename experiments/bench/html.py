@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from experiments.bench.report import (
     curves_of,
     remarks,
     slug,
+    tally,
     where,
 )
 from rholoss.report import page
@@ -34,14 +35,21 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)/]+)/README\.md\)")
 BODY = """
 <style>
 section h3 { margin: 3rem 0 .6rem; } td { vertical-align: top; } figure { margin: 1.2rem 0; }
+@media (max-width: 46rem) {
+  .stack td { display: block; text-align: left; white-space: normal; }
+  .stack td::before { display: block; font-size: .9rem; }
+  .stack td:first-child { font-weight: 600; }
+  .stack td:empty { display: none; }
+}
 </style>
 <header><h1>{{ title }}</h1>
-<p class="soft">{{ protocol }}</p>
+<p class="lead">{{ tally }} <a href="#claims">See them</a>.</p>
+<details><summary>How to read the numbers</summary><p class="soft">{{ protocol }}</p></details>
 <nav><ul>
 {% for study in studies %}<li><a href="#{{ study.name }}">{{ study.title }}</a>: {{ study.ran }}</li>
 {% endfor %}</ul></nav></header>
 <main>
-<section id="claims"><h2>What the paper claims</h2>{{ table(claims) }}</section>
+<section id="claims"><h2>What the paper claims</h2>{{ table(claims, "stack") }}</section>
 {% for study in studies %}
 <section id="{{ study.name }}"><h2>{{ study.title }}</h2>
 <p class="soft">{{ study.where }}</p>
@@ -58,9 +66,11 @@ section h3 { margin: 3rem 0 .6rem; } td { vertical-align: top; } figure { margin
 {% endfor %}
 </main>
 """
-TABLE = """{% macro table(rows) %}<div class="scroll"><table>
+# With the class `stack` each row is a box of its own on a narrow screen, and its cells have the head's words.
+TABLE = """{% macro table(rows, kind="") %}<div class="scroll"><table class="{{ kind }}">
 <thead><tr>{% for cell in rows[0] %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in rows[1:] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+<tbody>{% for row in rows[1:] %}<tr>{% for cell in row %}<td{% if kind and not loop.first %} \
+data-label="{{ rows[0][loop.index0] }}"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>{% endmacro %}"""
 
 
@@ -70,12 +80,15 @@ def write_html(
     """Make `<folder>/index.html` of the runs below `out`; returns its path."""
     results = Results.read(out)
     figures: dict[str, Any] = {}
-    shown = [_study(study, results, figures) for study in studies.values()]
+    every = [_study(study, results, figures) for study in studies.values()]
+    shown = {study["name"]: study for study in every if study["groups"]}
+    rows = _rows(claims_table(claims, studies, results).split("\n"))
     body = _render(
         title="The paper's experiments, run again",
+        tally=tally(claims, studies, results),
         protocol=PROTOCOL.replace("*", ""),
-        studies=[study for study in shown if study["groups"]],
-        claims=[_linked(row) for row in _rows(claims_table(claims, studies, results).split("\n"))],
+        studies=list(shown.values()),
+        claims=[_linked(row, shown) for row in rows],
     )
     shell = page.render("page.html.j2", title="The paper's experiments", figures=figures)
     # The last one: plotly's script comes before it, and in the figures no tag can stand.
@@ -146,8 +159,14 @@ def _rows(lines: Sequence[str]) -> list[list[Any]]:
     return [[cell.strip() for cell in row] for row in rows if set(row[0].strip()) != {"-"}]
 
 
-def _linked(row: Sequence[str]) -> list[Any]:
-    """Links to pages become links within this one."""
-    markup = page.need("markupsafe").Markup
-    link = markup('<a href="#{}">{}</a>')
-    return [link.format(m[2], m[1]) if (m := LINK.fullmatch(cell)) else cell for cell in row]
+def _linked(row: Sequence[str], shown: Container[str]) -> list[Any]:
+    """Links to pages become links within this one, or words where the study is not `shown`."""
+    link = page.need("markupsafe").Markup('<a href="#{}">{}</a>')
+
+    def cell(text: str) -> Any:
+        found = LINK.fullmatch(text)
+        if not found:
+            return text
+        return link.format(found[2], found[1]) if found[2] in shown else found[1]
+
+    return [cell(text) for text in row]

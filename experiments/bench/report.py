@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.bench import plots
 from experiments.bench.cell import Group, Study
-from experiments.bench.claims import Claim
+from experiments.bench.claims import FAILS, HOLDS, IN_PART, NOT_RUN, OPEN, Claim
 from experiments.bench.numbers import (
     FIG2_EPOCHS,
     LAST,
@@ -270,6 +271,29 @@ def claims_table(claims: Sequence[Claim], studies: Mapping[str, Study], results:
     return "\n".join(_table(["claim", "the paper", "ours", "verdict"], rows))
 
 
+VERDICTS = {  # of one claim, of several
+    HOLDS: ("holds", "hold"),
+    IN_PART: ("holds in part", "hold in part"),
+    FAILS: ("does not hold", "do not hold"),
+    OPEN: ("is open", "are open"),
+    NOT_RUN: ("was not run", "were not run"),
+}
+
+
+def tally(claims: Sequence[Claim], studies: Mapping[str, Study], results: Results) -> str:
+    """How many claims got which verdict, in words."""
+    verdicts = [claim.judge(studies[claim.study], results)[1] for claim in claims]
+    counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
+    told = [
+        f"{counts[verdict]} {one if counts[verdict] == 1 else many}"
+        for verdict, (one, many) in VERDICTS.items()
+        if counts[verdict]
+    ]
+    short = sum("(" in verdict for verdict in verdicts)
+    more = f" {short} of the verdicts rest on fewer seeds or parts than planned." if short else ""
+    return f"Of the {len(claims)} claims below {', '.join(told)}.{more}"
+
+
 def write_claims(claims: Sequence[Claim], studies: Mapping[str, Study], out: Path) -> Path:
     """Put the table between its marks in `<out>/README.md`; what stands around it is written by hand."""
     path = out / "README.md"
@@ -277,5 +301,6 @@ def write_claims(claims: Sequence[Claim], studies: Mapping[str, Study], out: Pat
     if BEGIN not in text or END not in text:
         raise RholossError(f"{path} has no '{BEGIN}' and '{END}'; put them where the table goes.")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    table = claims_table(claims, studies, Results.read(out))
-    return save(path, f"{before}{BEGIN}\n{table}\n{END}{after}")
+    results = Results.read(out)
+    made = f"{tally(claims, studies, results)}\n\n{claims_table(claims, studies, results)}"
+    return save(path, f"{before}{BEGIN}\n{made}\n{END}{after}")

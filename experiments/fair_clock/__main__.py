@@ -23,12 +23,20 @@ SIZES, RATES = [32, 128, 512], [1e-3, 3e-3, 6e-3]
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.fair_clock", description=__doc__)
     parser.add_argument("what", choices=("tune", "final", "report"))
     parser.add_argument("--dataset", default="cifar10", choices=list(LABELS))
     parser.add_argument("--part", default="all", choices=("all", "half"))
+    named = "; ".join(ARMS).replace("%", "%%")  # names have commas in them
     parser.add_argument("--labels", nargs="+", help="all of the data set unless given")
-    parser.add_argument("--arms", nargs="+", default=["uniform"], choices=list(ARMS))
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=["uniform"],
+        choices=ARMS,
+        metavar="NAME",
+        help=f"some of: {named}",
+    )
     parser.add_argument("--n-b", nargs="+", type=int, help="final: the tuned one unless given")
     parser.add_argument("--lr", nargs="+", type=float, help="final: the tuned one unless given")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])

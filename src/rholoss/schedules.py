@@ -73,6 +73,12 @@ def annealed(total_steps: int, *, switch: float = 0.3, drop: float = 0.05) -> Sc
     Choosing hard while the learning rate decays costs accuracy, and once the target is ahead of the
     irreducible-loss model, what still looks reducible is mostly wrong labels. The later phase scores
     nothing, so it costs nothing.
+
+    Args:
+        total_steps: of the whole run.
+        switch: share of the steps that score.
+        drop: share of the data, that of highest irreducible loss, which is left out afterwards. Where
+            labels are clean pass 0: such points are then hard and right, and worth learning.
     """
     if total_steps < 1 or not 0 <= switch <= 1:
         raise RholossError(

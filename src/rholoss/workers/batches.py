@@ -97,7 +97,13 @@ class ScoringWorkers:
         if role.number is not None:
             store = wire.meeting_place()
             parent = os.getppid()
-            connection = wire.find(store, role.trainer, lambda: os.getppid() == parent)
+            try:
+                connection = wire.find(store, role.trainer, lambda: os.getppid() == parent)
+            except wire.LOST as error:
+                sys.exit(
+                    f"rholoss: scoring worker {role.number} did not reach its trainer "
+                    f"({type(error).__name__}): it is through already, or no connection leads there."
+                )
             if connection is not None:
                 serve.serve(connection, role.number, select, model, loader, same)
             sys.exit(0)

@@ -101,8 +101,11 @@ def serve(
     select.log, select.auto_off = StepLog(None), None
     # The dry run, which takes its time: nobody has to wait for it. The weights come later.
     select(model, _load(loader, select.step))
-    wire.send(connection, {"kind": "hello", "number": number, "same": dict(same)})
-    answer, _ = wire.receive(connection)
+    try:
+        wire.send(connection, {"kind": "hello", "number": number, "same": dict(same)})
+        answer, _ = wire.receive(connection)
+    except wire.LOST:
+        return 0  # a short run may be over before its workers are ready
     if answer["differ"]:
         raise RholossError(
             f"Scoring worker {number} and its trainer differ in {', '.join(answer['differ'])}; make "
