@@ -227,7 +227,7 @@ def _about_training(model: nn.Module, settings: Settings) -> dict[str, Any]:
     optimizer = new_optimizer(settings.make_optimizer, model)
     return {
         "model": content_hash(dict(model.state_dict())),  # structure and initial weights
-        "optimizer": f"{type(optimizer).__qualname__} {optimizer.defaults}",
+        "optimizer": f"{type(optimizer).__qualname__} {optimizer.state_dict()['param_groups']}",
         "versions": [library_version(), torch.__version__],
     }
 

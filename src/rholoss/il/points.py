@@ -193,7 +193,15 @@ def code_of(model: nn.Module, *functions: Any) -> list[Any]:
     kinds = {type(module) for module in model.modules()}
     methods = {code_hash(method) for kind in kinds for method in _methods(kind)}
     structure = content_hash([without_addresses(model), sorted(map(str, methods))])
-    return [structure, *map(code_hash, functions)]
+    return [structure, *map(_code, functions)]
+
+
+def _code(thing: Any) -> str | None:
+    """What a function does. Of an object whose `repr` does not tell what it holds, that counts as well."""
+    if type(thing).__repr__ not in (object.__repr__, nn.Module.__repr__):
+        return thing if isinstance(thing, str) else code_hash(thing)
+    state = dict(thing.state_dict()) if isinstance(thing, nn.Module) else None
+    return content_hash([code_hash(type(thing).__call__), getattr(thing, "__dict__", None), state])
 
 
 def _methods(kind: type) -> Iterator[Any]:

@@ -6,6 +6,7 @@ Memory does not grow with the number of rows (labels that the data set itself ke
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from rholoss import data as batch_data
 from rholoss import losses
@@ -239,7 +240,7 @@ def _plain(id_: Any) -> Any:
 def _rows_inside(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Which rows of the data set inside these are."""
     while dataset is not root_of(dataset):
-        if hasattr(dataset, "indices"):
+        if isinstance(dataset, Subset):
             rows = np.array([int(dataset.indices[row]) for row in rows], np.int64)
         dataset = dataset.dataset
     return rows
@@ -309,6 +310,8 @@ def merge(
             merged = Merged(path for paths, _, _ in found for path in paths)
             ids, measured, finite = merged.count()
             tell_unusable(ids - finite, ids, "")
+            if about.meta["points"] is None:  # a stream; rows of a data set were looked at before
+                _tell_same_keys(merged.total - ids, merged.total)
             rows = ids if merged.keyed else num_rows(merged.highest, ids, about.rows)
             written = {
                 "rows": rows,
@@ -325,6 +328,16 @@ def merge(
             files.write_store(Path(out), written, writers)
             partial.clear()
     return Irreducible.load(out)
+
+
+def _tell_same_keys(again: int, total: int) -> None:
+    if again:
+        warnings.warn(
+            f"{again} of {total} items have a key that another item has, too, and of each key one loss is "
+            "kept. If they are not the same point twice, give each item a key of its own: of files, for "
+            "one, the whole path.",
+            stacklevel=5,
+        )
 
 
 def measure_together(
