@@ -202,6 +202,11 @@ def test_kinds_of_keys_and_items(il):
     assert next(iter(pairs))[0] == "a"
     numbered = rho.Stream([0], lambda _: [{"index": torch.tensor(7), "x": 1.0}], key="index")
     assert next(iter(numbered)) == {"index": 7, "x": 1.0}
+    numbered = rho.Stream([0], lambda _: [{"index": np.int64(7), "x": 1.0}], key="index")
+    assert next(iter(numbered)) == {"index": 7, "x": 1.0}
+    for wrong in ("shards/*.tar", 5):
+        with pytest.raises(RholossError, match=r"`shards` is .*; give a list of shards"):
+            rho.Stream(wrong, read, key="name")
     joined = rho.Stream([0], lambda _: [{"index": "k5", "x": 1.0}], key="index", irreducible=il)
     assert next(iter(joined)) == {"index": "k5", "x": 1.0, "irreducible_loss": pytest.approx(0.05)}
     for wrong in ("nothing", lambda item: 1.5, lambda item: True):
