@@ -14,9 +14,10 @@ from rholoss import losses
 from rholoss.data import INDEX, WithIndex, ids_of_rows, without_ids
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
-from rholoss.il.build import library_version
+from rholoss.il.build import library_version, rows_for
 from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
+from rholoss.il.ids import as_ids
 from rholoss.il.points import Loading, Points, about_model, code_of, content_of_some, points_of
 from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
@@ -94,6 +95,8 @@ def _check_rows(dataset: Any) -> None:
     ascending = isinstance(ids, np.ndarray) and bool((ids[1:] > ids[:-1]).all())
     if not sized or (ids is not None and not ascending):
         points_of(dataset, "dataset")  # knows what to say
+    if ids is not None:
+        rows_for(as_ids(ids), None)
 
 
 @dataclass(frozen=True)

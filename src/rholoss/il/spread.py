@@ -26,7 +26,7 @@ from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.build import library_version, num_rows
-from rholoss.il.fingerprint import SAMPLED
+from rholoss.il.fingerprint import SAMPLED, check_labels
 from rholoss.il.hashing import content_hash, label_codes
 from rholoss.il.ids import as_ids
 from rholoss.il.partial import Partial
@@ -205,11 +205,7 @@ def about_rows(dataset: Any, labels: Any) -> About:
     """Labels where there are some, else the content of up to 256 rows."""
     if not len(dataset):
         raise RholossError("`dataset` is empty; pass a data set with at least one row.")
-    if labels is not None and len(labels) != len(dataset):
-        raise RholossError(
-            f"`labels` has {len(labels)} entries, but the data set has {len(dataset)} rows; give one "
-            "label for each row of the data set that you pass, in its order."
-        )
+    check_labels(labels, len(dataset))
     some = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), SAMPLED)).astype(np.int64))
     ids = as_ids(ids_at(dataset, some), "dataset")
     check_items(Points(dataset, ids, some), "dataset")
