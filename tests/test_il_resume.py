@@ -1,6 +1,7 @@
 """Fitting and scoring that was cut off goes on where it stopped."""
 
 import functools
+import logging
 import os
 import re
 import signal
@@ -348,7 +349,7 @@ class Focal:
     """A loss with a setting that neither its name nor its code tells."""
 
     def __init__(self, gamma):
-        self.gamma = gamma
+        self.gamma, self.log = gamma, logging.getLogger("focal")  # which knows all other loggers
 
     def __call__(self, model, batch):
         loss_B = ce(model, batch)

@@ -17,6 +17,7 @@ from torch.utils.data import Subset
 import rholoss as rho
 from rholoss.errors import RholossError
 from rholoss.il import spread
+from rholoss.il.partial import Partial
 from rholoss.il.parts import Parts
 
 HERE = Path(__file__).parent
@@ -236,6 +237,16 @@ def test_parts_that_are_missing_at_the_end_are_told(tmp_path, monkeypatch):
         RholossError, match=r"A part of the work is not there.*the same command again"
     ):
         rho.score_irreducible(task.network(), task.Points(1000), out=tmp_path / "il", **task.SCORE)
+
+
+def test_a_rank_that_joins_throws_nothing_away(tmp_path):
+    """It may not see yet, on a shared file system, what the first one wrote."""
+    first = Partial(tmp_path, {"work": 1}, 8)
+    parts = Parts(first.path, "now")
+    parts.open_claims()
+    (first.path / "job.json").unlink()
+    assert Partial(tmp_path, {"work": 1}, 8, joins=True).path == first.path
+    assert parts.claim("rows-000000")
 
 
 def test_a_block_goes_on_behind_what_is_kept():

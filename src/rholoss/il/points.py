@@ -203,10 +203,21 @@ def code_of(model: nn.Module, *functions: Any) -> list[Any]:
 
 def _code(thing: Any) -> str | None:
     """What a function does. Of an object whose `repr` does not tell what it holds, that counts as well."""
-    if type(thing).__repr__ not in (object.__repr__, nn.Module.__repr__):
+    told = type(thing).__repr__ not in (object.__repr__, nn.Module.__repr__)
+    if told or not hasattr(thing, "__dict__"):
         return thing if isinstance(thing, str) else code_hash(thing)
     state = dict(thing.state_dict()) if isinstance(thing, nn.Module) else None
-    return content_hash([code_hash(type(thing).__call__), getattr(thing, "__dict__", None), state])
+    return content_hash([code_hash(type(thing).__call__), _held(vars(thing)), state])
+
+
+def _held(value: Any) -> Any:
+    """Numbers, strings and arrays; of other objects, which may hold anything (a logger), the type."""
+    if isinstance(value, Mapping):
+        return {str(key): _held(value[key]) for key in value}
+    if isinstance(value, (list, tuple)):
+        return [_held(each) for each in value]
+    plain = (bool, int, float, str, bytes, type(None), torch.Tensor, np.ndarray, np.generic)
+    return value if isinstance(value, plain) else type(value).__qualname__
 
 
 def _methods(kind: type) -> Iterator[Any]:

@@ -276,7 +276,7 @@ def begin(out: Any, job: Mapping[str, Any], batch_size: int, ranks: Ranks) -> tu
             parts.open_claims()
             told.said["start"] = parts.claims.name.removeprefix("claims-")
             told.said["job"] = dict(job)
-    partial = Partial(out, told.by_rank[0]["job"], batch_size)
+    partial = Partial(out, told.by_rank[0]["job"], batch_size, joins=True)
     assert partial.path is not None
     return partial, Parts(partial.path, told.by_rank[0]["start"])
 
