@@ -51,6 +51,7 @@ def views() -> dict[str, Any]:
         "rows": data,
         "no labels": bare,
         "part": Subset(data, range(100, 400)),
+        "wrapped part": rho.WithIndex(Subset(data, range(700, 1000))),
         "keys": rho.WithIndex(data, ids=names),
         "keys, no labels": rho.WithIndex(bare, ids=names),
         "twice": Subset(data, [*range(90), *range(50)]),

@@ -123,6 +123,8 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
     )
     torch.save(torch.ones(3), tmp_path / "tensor.pt")
     assert "holds a Tensor; save `model.state_dict()` instead" in said(tmp_path / "tensor.pt")
+    torch.save({0: torch.ones(3)}, tmp_path / "numbered.pt")
+    assert "holds a dict; save `model.state_dict()` instead" in said(tmp_path / "numbered.pt")
     torch.save(task.small(), tmp_path / "pickled.pt")
     assert "cannot be read as weights alone" in said(tmp_path / "pickled.pt")
     for number, junk in enumerate((b"", b"hello", b"\x80")):

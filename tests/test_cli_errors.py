@@ -23,6 +23,7 @@ from rholoss.il.store import Irreducible
 
 SHORT = "--epochs 2 --batch-size 64 --device cpu --quiet"
 CHECK = "il check nowhere --data"
+SCORE = "il score --model fixtures_task:small --data fixtures_task:train"
 
 
 @pytest.fixture
@@ -65,6 +66,9 @@ def store(tmp_path: Path) -> Path:
             "name a list, array or tensor with one label",
         ),
         (f"{FIT} --out x --device quantum", "--device is 'quantum', which cannot be used here"),
+        (f"{FIT} --out x --device meta", "--device is 'meta', which cannot be used here"),
+        (f"{FIT} --out x --seed {2**70}", f"`seed` is {2**70}; give a whole number"),
+        (f"{SCORE} --out x --seconds nan", "`seconds` is nan; give a number of at least 0"),
         (f"{FIT} --out x".replace("small", "ready"), "`rholoss il score`"),
         (
             f"{FIT} --out x".replace("small", "number"),
@@ -157,6 +161,14 @@ def test_losses_are_replaced_on_request_and_unfinished_work_goes_on(tmp_path: Pa
     first = Irreducible.load(tmp_path / "il").values.clone()
     assert rholoss_(f"{line} --seed 1 --overwrite").exit_code == 0
     assert not torch.equal(Irreducible.load(tmp_path / "il").values, first)
+
+
+@pytest.mark.parametrize("taken", ["out", "out/runs.jsonl/x", "out/chosen", "out/report.html/x"])
+def test_a_folder_that_the_demo_cannot_write_to(tmp_path: Path, taken: str) -> None:
+    (tmp_path / taken).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / taken).write_text("")
+    said = one_line(rholoss_(f"demo --epochs 1 --seeds 1 --limit 320 --quiet --out {tmp_path}/out"))
+    assert f"`out` is '{tmp_path}/out', where the demo cannot write" in said
 
 
 def test_warnings_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -179,6 +179,9 @@ def test_data_sets_without_rows_are_told():
 def test_ids_must_be_one_for_each_row():
     with pytest.raises(RholossError, match="`ids` has 3 entries, but the data set has 24 rows"):
         rho.WithIndex(Squares(), ["a", "b", "c"])
+    for unordered in ({"a", "b"}, (i for i in range(24)), 24):
+        with pytest.raises(RholossError, match=r"`ids` is a \w+; give a list, an array"):
+            rho.WithIndex(Squares(), unordered)
 
 
 def test_items_with_an_index_of_their_own_are_told():
@@ -226,6 +229,16 @@ def test_losses_are_joined_to_data_with_ids_only(dataset):
         RholossError, match=r"whose rows have no ids; pass `rholoss.WithIndex\(data"
     ):
         rho.WithIrreducible(dataset, Losses())
+
+
+def test_joined_losses_may_be_a_tensor_and_no_model():
+    indexed = rho.WithIndex(Squares())
+    for losses in (torch.arange(24) / 8, np.arange(24) / 8, [i / 8 for i in range(24)]):
+        joined = rho.WithIrreducible(indexed, losses)
+        assert joined[5][0] == data.Keyed(5, 5 / 8)
+    for wrong in (torch.nn.Linear(1, 1), 0.5, None, lambda ids: ids):
+        with pytest.raises(RholossError, match=r"`irreducible` is a \w+; (pass|losses are looked)"):
+            rho.WithIrreducible(indexed, wrong)
 
 
 class Table(Dataset):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_il_fit import blobs, fast, quick, small
+from test_il_fit import Scripted, blobs, count_steps, fast, quick, sgd, small
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from rholoss import progress
 from rholoss.data import WithIndex
@@ -132,6 +132,12 @@ def test_overlap_of_holdout_and_score_is_told():
         ({"score": DataLoader(blobs(3, 0))}, "`score` is a DataLoader, which has no rows to fetch"),
         ({"folds": 2, "optimizer": list}, "`optimizer` returned a list; give a function"),
         ({"folds": 2, "labels": [1]}, "`labels` has 1 entries, but the data set has 30 rows"),
+        ({"folds": 2, "labels": 7}, "`labels` is 7, but the data set has 30 rows; give one label"),
+        (
+            {"folds": 2, "seed": 2**70},
+            "`seed` is 1180591620717411303424; give a whole number, of 64",
+        ),
+        ({"score": {"x": 1, "y": 2}}, "`score` is a dict of 'x', 'y', which has no rows to fetch"),
     ],
 )
 def test_arguments_that_cannot_be_used(options, message):
@@ -315,3 +321,45 @@ def test_an_object_that_holds_itself_has_a_hash():
     assert content_hash(one) == content_hash(other)
     other.x = 2
     assert content_hash(one) != content_hash(other)
+
+
+def test_sparse_items_and_an_entry_that_is_called_index():
+    data = blobs(20, 0)
+    sparse = Items([(x.to_sparse(), y) for x, y in data])
+
+    def dense(items):
+        return torch.stack([x.to_dense() for x, _ in items]), torch.stack([y for _, y in items])
+
+    model = small()
+    found = score_irreducible(model, sparse, collate_fn=dense, progress=False)
+    assert torch.equal(found.dense, score_irreducible(model, data, progress=False).dense)
+    with pytest.raises(RholossError, match="carry an 'index' of their own"):
+        score_irreducible(model, dicts(data, index=torch.zeros(20, 2)), progress=False)
+
+
+class Drawn(Items):
+    """Items that draw random numbers when they are fetched, for nothing."""
+
+    def __getitem__(self, row):
+        torch.rand(1)
+        return self.items[row]
+
+
+def test_looking_for_shared_points_draws_nothing_and_names_the_callers_line():
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    with pytest.warns(UserWarning, match="20 of the 20 points to be scored seem") as told:
+        quick(small, Drawn(blobs(20, 0)), score=Drawn(blobs(20, 0)))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert any(w.filename == quick.__code__.co_filename for w in told)
+
+
+def test_an_epoch_is_not_better_for_points_whose_loss_became_infinite():
+    """Of those that are left the mean is lower then."""
+    margins = [[1.0, 1.0, -2.0], [5.0, 5.0, -torch.inf], [5.0, 5.0, -torch.inf]]
+    script = [torch.tensor([[margin, 0.0] for margin in row]) for row in margins]
+    data, score = (TensorDataset(torch.zeros(3, 1), torch.zeros(3).long()) for _ in range(2))
+    options = {"loss": count_steps, "optimizer": sgd, "epochs": 3}
+    il = quick(lambda: Scripted(script), data, score=score, **options)
+    assert il.meta["model"]["fits"][0]["epoch"] == 1
+    assert il.dense.isfinite().all()

@@ -164,3 +164,8 @@ def test_a_loss_of_ones_own_and_a_reduced_one(toy):
     reduced = rho.LiveIrreducible(nn.Linear(20, 5), loss=lambda m, b: m(b["x"]).mean())
     with pytest.raises(RholossError, match="It was reduced: use reduction='none'"):
         reduced.losses(torch.arange(8), batch, CPU)
+
+
+def test_what_makes_a_model_is_no_model():
+    with pytest.raises(RholossError, match=r"`model` is a function; pass the torch\.nn\.Module"):
+        rho.LiveIrreducible(lambda: nn.Linear(2, 2))

@@ -1,6 +1,7 @@
 """Fitting and scoring that was cut off goes on where it stopped."""
 
 import functools
+import logging
 import os
 import re
 import signal
@@ -342,3 +343,50 @@ def test_work_with_other_code_in_a_method_is_done_again(tmp_path, monkeypatch):
     found = score_irreducible(model, data, loss=Watched(), out=tmp_path / "il", **options)
     fresh = score_irreducible(model, data, loss=Watched(), **options)
     assert torch.equal(found.values, fresh.values)
+
+
+class Focal:
+    """A loss with a setting that neither its name nor its code tells."""
+
+    def __init__(self, gamma):
+        self.gamma, self.log = gamma, logging.getLogger("focal")  # which knows all other loggers
+
+    def __call__(self, model, batch):
+        loss_B = ce(model, batch)
+        return loss_B * (1 - (-loss_B).exp()) ** self.gamma
+
+
+class Weighted(nn.Module):
+    """The same for a module: it shows its structure and not the weights of the classes."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.register_buffer("weight", torch.full((3,), weight))
+
+    def forward(self, model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], self.weight, reduction="none")
+
+
+def groups(lr):
+    return lambda parameters: torch.optim.SGD([{"params": list(parameters), "lr": lr}], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "goes_on"),
+    [
+        ({"loss": Focal(0.0)}, {"loss": Focal(2.0)}, False),
+        ({"loss": Focal(2.0)}, {"loss": Focal(2.0)}, True),
+        ({"loss": Weighted(1.0)}, {"loss": Weighted(2.0)}, False),
+        ({"loss": Weighted(1.0)}, {"loss": Weighted(1.0)}, True),
+        ({"optimizer": groups(0.1)}, {"optimizer": groups(0.2)}, False),
+        ({"optimizer": groups(0.1)}, {"optimizer": groups(0.1)}, True),
+    ],
+)
+def test_work_goes_on_only_with_the_settings_it_began_with(
+    tmp_path, monkeypatch, capsys, first, then, goes_on
+):
+    run = {"make_model": small, "data": blobs(80, 0), **RESUMED, "out": tmp_path / "il"}
+    cut_off_in_the_second_fold(monkeypatch, **run, **first)
+    il = quick(**run, **then)
+    assert capsys.readouterr().err.startswith("Going on" if goes_on else "Starting over")
+    assert torch.equal(il.dense, quick(**{**run, "out": None}, **then).dense)

@@ -5,16 +5,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import ranks_il as task
 import torch
 import torch.distributed as dist
 from ranks_run import launch
+from torch.utils.data import Subset
 
 import rholoss as rho
 from rholoss.errors import RholossError
 from rholoss.il import spread
+from rholoss.il.partial import Partial
 from rholoss.il.parts import Parts
 
 HERE = Path(__file__).parent
@@ -174,6 +177,45 @@ def test_a_long_unit_is_kept_in_several_parts(tmp_path, monkeypatch, workers):
     assert il.meta["measured"] == 210
 
 
+class Table(task.Points):
+    """As a Hugging Face data set that was shuffled: its column "index" says which rows these were."""
+
+    column_names: ClassVar = ["x", "labels", "index"]
+
+    def __getitem__(self, key):
+        index = [f"k{7 * i % 100}" for i in range(len(self))]
+        if isinstance(key, str):
+            return {"x": self.x, "labels": self.y, "index": index}[key]
+        return {"x": self.x[key], "labels": self.y[key], "index": index[key]}
+
+
+def of_dicts(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("data", [Table(100), Subset(Table(100), range(20, 60))])
+def test_rows_that_carry_their_number_are_known_by_it(tmp_path, data):
+    options = {"batch_size": 16, "progress": False, "loss": of_dicts}
+    one = rho.score_irreducible(task.network(), data, **options)
+    over = rho.score_irreducible(
+        task.network(), data, **options, ranks=True, out=tmp_path / "scored"
+    )
+    asked = [f"k{i}" for i in range(100)]
+    assert torch.equal(over.lookup(asked).nan_to_num(-1), one.lookup(asked).nan_to_num(-1))
+    fit = {**options, "score": data, "epochs": 1}
+    one = rho.fit_irreducible(task.network, Table(50), **fit)
+    over = rho.fit_irreducible(task.network, Table(50), **fit, ranks=True, out=tmp_path / "fit")
+    assert torch.equal(over.lookup(asked).nan_to_num(-1), one.lookup(asked).nan_to_num(-1))
+
+
+@pytest.mark.usefixtures("alone")
+def test_two_rows_with_one_id_are_refused(tmp_path):
+    data = rho.WithIndex(task.Points(4), ids=[0, 1, 1, 2])
+    with pytest.raises(RholossError, match="1 rows of `dataset` have an id that another row has"):
+        rho.score_irreducible(task.network(), data, ranks=True, out=tmp_path / "il", progress=False)
+
+
 @pytest.mark.usefixtures("alone")
 def test_losses_that_are_not_finite_are_told(tmp_path):
     def loss(model, batch):
@@ -195,6 +237,16 @@ def test_parts_that_are_missing_at_the_end_are_told(tmp_path, monkeypatch):
         RholossError, match=r"A part of the work is not there.*the same command again"
     ):
         rho.score_irreducible(task.network(), task.Points(1000), out=tmp_path / "il", **task.SCORE)
+
+
+def test_a_rank_that_joins_throws_nothing_away(tmp_path):
+    """It may not see yet, on a shared file system, what the first one wrote."""
+    first = Partial(tmp_path, {"work": 1}, 8)
+    parts = Parts(first.path, "now")
+    parts.open_claims()
+    (first.path / "job.json").unlink()
+    assert Partial(tmp_path, {"work": 1}, 8, joins=True).path == first.path
+    assert parts.claim("rows-000000")
 
 
 def test_a_block_goes_on_behind_what_is_kept():

@@ -87,11 +87,27 @@ def test_sparse_ids_leave_nan_between():
         ((["a", "b"],), "`losses` must be one number for each id"),
         (([[1.0], [1.0, 2.0]],), "`losses` must be one number for each id"),
         ((lambda ids: ids,), "`losses` is a function of ids, but there are no ids"),
+        (({2**63: 1.0},), r"whole numbers or strings, .*\(numbers below 2\*\*63\)"),
+        (({0: 1.0}, [5]), "`losses` is a dict, which has its ids"),
     ],
 )
 def test_losses_that_cannot_be_used(arguments, message):
     with pytest.raises(RholossError, match=message):
         Irreducible.from_losses(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"rows": 7}, "`rows` is what a table says of itself"),
+        ({"version": "v2"}, "`version` is what a table says of itself"),
+        ({"model": "resnet18"}, "`model` is 'resnet18'; give a dict"),
+        ({"seconds": math.nan}, "`seconds` is nan; give a number"),
+    ],
+)
+def test_meta_that_would_spoil_the_store_is_refused(meta, message):
+    with pytest.raises(RholossError, match=message):
+        Irreducible.from_losses([1.0, 2.0], **meta)
 
 
 def test_losses_for_a_data_set_of_another_length():
@@ -179,8 +195,20 @@ def test_pickling_a_stored_table_sends_its_name_only(tmp_path):
     sent = pickle.dumps(il)
     assert len(sent) < 5000
     assert torch.equal(pickle.loads(sent).dense, il.dense)
+    data = TensorDataset(torch.zeros(100_000, 1))
+    for il_ in (Irreducible.load(tmp_path / "il", data, check="none"), il):
+        assert pickle.loads(pickle.dumps(il_)).trusted == il_.trusted
     in_memory = Irreducible.from_losses({"a": 1.5})
     assert pickle.loads(pickle.dumps(in_memory)).lookup(["a"]).tolist() == [1.5]
+
+
+def test_a_table_that_was_saved_under_another_name_of_its_place_can_be_sent(tmp_path):
+    (tmp_path / "il").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "il")
+    Irreducible.from_losses([1.0, 2.0]).save(tmp_path / "il")
+    il = Irreducible.load(tmp_path / "link")
+    il.save(tmp_path / "il")
+    assert pickle.loads(pickle.dumps(il)).lookup([1]).tolist() == [2.0]
 
 
 def test_weights_that_were_not_kept():

@@ -202,6 +202,11 @@ def test_kinds_of_keys_and_items(il):
     assert next(iter(pairs))[0] == "a"
     numbered = rho.Stream([0], lambda _: [{"index": torch.tensor(7), "x": 1.0}], key="index")
     assert next(iter(numbered)) == {"index": 7, "x": 1.0}
+    numbered = rho.Stream([0], lambda _: [{"index": np.int64(7), "x": 1.0}], key="index")
+    assert next(iter(numbered)) == {"index": 7, "x": 1.0}
+    for wrong in ("shards/*.tar", 5):
+        with pytest.raises(RholossError, match=r"`shards` is .*; give a list of shards"):
+            rho.Stream(wrong, read, key="name")
     joined = rho.Stream([0], lambda _: [{"index": "k5", "x": 1.0}], key="index", irreducible=il)
     assert next(iter(joined)) == {"index": "k5", "x": 1.0, "irreducible_loss": pytest.approx(0.05)}
     for wrong in ("nothing", lambda item: 1.5, lambda item: True):
@@ -285,3 +290,45 @@ def test_a_named_loss_takes_items_of_a_stream(tmp_path):
     chosen = rho.Selector("rho", keep=0.1)(model, batch)
     assert len(chosen["index"]) == 3
     assert stream(key=lambda item: item["name"]).items(0).__next__()[1].keys() == {"name", "x", "y"}
+
+
+def test_scoring_goes_on_only_with_items_that_are_read_in_the_same_way(tmp_path, capsys):
+    """What was measured under other keys, or of other items, is measured anew."""
+    model, out, broken = nn.Linear(5, 2), tmp_path / "il", {"shard": 2}
+
+    def cut_off(shard):
+        if shard == broken.get("shard"):
+            raise KeyboardInterrupt
+        return read(shard)
+
+    def halved(shard):
+        return ({**item, "x": item["x"] / 2} for item in cut_off(shard))
+
+    def scored(read=cut_off, key="name"):
+        items = rho.Stream(range(SHARDS), read, key=key)
+        return rho.score_irreducible(model, items, loss=cross_entropy, out=out, progress=False)
+
+    def number(item):
+        return int(item["name"][1:])
+
+    for other, key in [(cut_off, "name"), (halved, "name"), (cut_off, number)]:
+        broken["shard"] = 2
+        with pytest.raises(KeyboardInterrupt):
+            scored()
+        broken.clear()
+        il = scored(other, key)
+        goes_on = (other, key) == (cut_off, "name")
+        assert capsys.readouterr().err.startswith("Going on" if goes_on else "Starting over")
+        il.check(range(120) if key is number else [f"k{i}" for i in range(120)])
+
+
+def test_two_items_with_one_key_are_told(tmp_path):
+    def files(shard):  # those of each folder are numbered from 0
+        return ({**item, "name": f"{i}.png"} for i, item in enumerate(read(shard)))
+
+    items = rho.Stream(range(SHARDS), files, key="name")
+    with pytest.warns(
+        UserWarning, match="100 of 120 items have a key that another item has"
+    ) as told:
+        rho.score_irreducible(nn.Linear(5, 2), items, out=tmp_path / "il", progress=False)
+    assert any(w.filename == __file__ for w in told)

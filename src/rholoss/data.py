@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from rholoss.errors import RholossError
+from rholoss.sources import as_table
 
 INDEX, IRREDUCIBLE = "index", "irreducible_loss"  # the keys that dict items carry
 
@@ -123,7 +124,8 @@ class WithIrreducible(_View):
                 f"`dataset` is a {type(dataset).__name__}, whose rows have no ids; pass "
                 "`rholoss.WithIndex(dataset)`, also of a `Subset`."
             )
-        self.dataset, self.ids, self.irreducible = dataset.dataset, dataset.ids, irreducible
+        self.dataset, self.ids = dataset.dataset, dataset.ids
+        self.irreducible = as_table(irreducible)
 
     def _keys(self, positions: Sequence[int]) -> list[Any]:
         ids = _ids_at(self.ids, positions)
@@ -133,6 +135,10 @@ class WithIrreducible(_View):
 
 def _as_ids(ids: Any) -> Any:
     """Whole numbers as an array, other keys as a list."""
+    if not hasattr(ids, "__len__") or isinstance(ids, (set, frozenset, str)):
+        raise RholossError(
+            f"`ids` is a {type(ids).__name__}; give a list, an array or a tensor, one id for each row."
+        )
     if isinstance(ids, Tensor):
         ids = ids.cpu().numpy()
     whole = len(ids) > 0 and isinstance(next(iter(ids)), (int, np.integer))
@@ -191,15 +197,6 @@ def ids_of_rows(dataset: Any) -> Any:
     if isinstance(columns, list) and INDEX in columns:
         return _as_ids(dataset[INDEX][:])
     return np.arange(len(dataset))
-
-
-def irreducible_seconds(loader: Any) -> float:
-    """What the irreducible losses cost that items of a data set, or of its loader, carry; 0.0: unknown."""
-    dataset = getattr(loader, "dataset", None) if hasattr(loader, "batch_sampler") else loader
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    losses = getattr(dataset, "irreducible", None)  # of `WithIrreducible`, or of a `Stream`
-    return float(getattr(losses, "seconds", 0.0))
 
 
 Path = tuple[Any, ...]  # keys and places from the root; fields start with a dot

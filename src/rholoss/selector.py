@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rholoss import arguments, core, data, methods, state
+from rholoss import arguments, core, data, methods, sources, state
 from rholoss.arguments import FLUSH_STEPS, check_arguments
 from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, place
@@ -346,7 +346,7 @@ class Selector:
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The loader, but the ledger notes how long it is waited for."""
         self.smallest = last_rows(loader) if self.smallest is None else self.smallest
-        self.ledger.charge(data.irreducible_seconds(loader) if self.reads_irreducible else 0.0)
+        self.ledger.charge(sources.irreducible_seconds(loader) if self.reads_irreducible else 0.0)
         return Watched(loader, self.ledger)
 
     def batch_sampler(
@@ -380,7 +380,7 @@ class Selector:
             seed=seed,
             ranks=place(),
         )
-        self.ledger.charge(data.irreducible_seconds(dataset) if self.reads_irreducible else 0.0)
+        self.ledger.charge(sources.irreducible_seconds(dataset) if self.reads_irreducible else 0.0)
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
         self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
         return self.sampler

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from rholoss.errors import RholossError, UnmeasuredLossError
 from rholoss.losses import check_per_example
@@ -257,3 +258,12 @@ def as_table(irreducible: Any) -> Table:
             "`fit_irreducible` or `Irreducible.load` returns, or a tensor of losses by id."
         )
     return source.table
+
+
+def irreducible_seconds(loader: Any) -> float:
+    """What the irreducible losses cost that items of a data set, or of its loader, carry; 0.0: unknown."""
+    dataset = getattr(loader, "dataset", None) if hasattr(loader, "batch_sampler") else loader
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    losses = getattr(dataset, "irreducible", None)  # of `WithIrreducible`, or of a `Stream`
+    return float(getattr(losses, "seconds", 0.0))

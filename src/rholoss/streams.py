@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -52,6 +53,11 @@ class Stream(IterableDataset[Any]):
         seed: int = 0,
         repeat: bool = False,
     ) -> None:
+        if isinstance(shards, str) or not isinstance(shards, Iterable):
+            raise RholossError(
+                f"`shards` is {shards!r}; give a list of shards. Names with a wildcard are listed by "
+                "`sorted(glob.glob(...))`."
+            )
         self.shards, self.read, self.key = list(shards), read, key
         self.irreducible = None if irreducible is None else as_table(irreducible)
         self.shuffle, self.seed = shuffle, seed
@@ -100,7 +106,7 @@ class Stream(IterableDataset[Any]):
             found = self.key(item)
         else:
             found = item.get(self.key) if isinstance(item, Mapping) else None
-        if isinstance(found, torch.Tensor) and found.ndim == 0:
+        if isinstance(found, (torch.Tensor, np.generic)) and found.ndim == 0:
             found = found.item()
         if isinstance(found, bool) or not isinstance(found, (str, int)):
             raise RholossError(

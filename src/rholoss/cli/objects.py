@@ -198,7 +198,7 @@ def device(name: str | None) -> torch.device | None:
         return None
     try:
         where = torch.device(name)
-        torch.empty(0, device=where)
+        torch.zeros(1, device=where).item()  # fails on 'meta', too
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise RholossError(

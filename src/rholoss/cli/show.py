@@ -190,7 +190,8 @@ def _identity(identity: dict[str, Any] | None) -> str:
 def _model(model: dict[str, Any] | None) -> str:
     if not model:
         return "not known (losses made elsewhere)"
-    said = f"{model.get('class')}, {model.get('parameters', 0):,} parameters"
+    size = f", {model['parameters']:,} parameters" if "parameters" in model else ""
+    said = f"{model.get('class') or model.get('note', 'not named')}{size}"
     fits = [
         f"epoch {f['epoch']} of {f['epochs']}, loss {f['loss']:.4f}" for f in model.get("fits", [])
     ]

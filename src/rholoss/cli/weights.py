@@ -43,7 +43,7 @@ def read_weights(file: Path) -> dict[str, Any]:
     for key in NESTED:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
-    if not isinstance(state, Mapping):
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise RholossError(
             f"--weights {file} holds a {type(state).__name__}; save `model.state_dict()` instead."
         )

@@ -83,43 +83,45 @@ def run(
         from rholoss.report.page import check_extra
 
         check_extra()  # before the work, not after it
-    folder = _folder(out)
-    runs = folder / "runs.jsonl"
-    if fresh:
-        runs.unlink(missing_ok=True)
-    splits = load(limit)
-    wanted = [(method, seed) for seed in range(seeds) for method in METHODS]
-    about = _settings(epochs, limit)
-    with _threads(THREADS):
-        il = _irreducible(splits, folder / "il", fresh, progress)
-        _do_missing(wanted, runs, about, il, splits, progress)
-    done = finished(runs, about)
-    records = [done[key] for key in wanted]
-    found = summary.summarise(records, il.seconds)
-    losses = il.lookup(np.arange(len(splits["train"]))).numpy()
-    result = Result(records, found, losses, splits, folder / "report.html" if page else None)
-    if result.page is not None:
-        write(result, result.page)
+    with _folder(out) as folder:
+        runs = folder / "runs.jsonl"
+        if fresh:
+            runs.unlink(missing_ok=True)
+        splits = load(limit)
+        wanted = [(method, seed) for seed in range(seeds) for method in METHODS]
+        about = _settings(epochs, limit)
+        with _threads(THREADS):
+            il = _irreducible(splits, folder / "il", fresh, progress)
+            _do_missing(wanted, runs, about, il, splits, progress)
+        done = finished(runs, about)
+        records = [done[key] for key in wanted]
+        found = summary.summarise(records, il.seconds)
+        losses = il.lookup(np.arange(len(splits["train"]))).numpy()
+        result = Result(records, found, losses, splits, folder / "report.html" if page else None)
+        if result.page is not None:
+            write(result, result.page)
     summary.show(found)
     if result.page is not None:
         print(f"\nThe whole story, with pictures: {result.page}")
     return result
 
 
-def _folder(out: str | os.PathLike[str]) -> Path:
+@contextmanager
+def _folder(out: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
+        yield Path(out)
     except OSError as error:
         raise RholossError(
-            f"`out` is {os.fspath(out)!r}, where no folder can be made ({error.strerror}); give another."
-        ) from None
-    return Path(out)
+            f"`out` is {os.fspath(out)!r}, where the demo cannot write ({error}). Give another, or mend "
+            "that: runs that are finished are kept."
+        ) from error
 
 
 def finished(runs: Path, settings: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """The runs in the file that were made with these settings."""
-    lines = runs.read_text().splitlines() if runs.exists() else []
     try:
+        lines = runs.read_text().splitlines() if runs.exists() else []
         records = [json.loads(line) for line in lines]
         return {(r["method"], r["seed"]): r for r in records if r["settings"] == settings}
     except (ValueError, KeyError, TypeError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.fingerprint import Identity, identify
 from rholoss.il.hashing import ABSENT, numpy_of
-from rholoss.il.ids import Ids, as_ids, check_distinct, hash_keys, shown
+from rholoss.il.ids import Ids, as_ids, check_distinct, check_not_negative, hash_keys
 from rholoss.il.store import Irreducible
 
+# Names that `table_of` and the files of a store give.
+OWN = ("format", "version", "rows", "measured", "identity", "files", "created", "rholoss", "torch")
 LARGE_TABLE = 2**28  # rows, 1 GiB; a larger table has to be filled to 1 % at least
 
 
@@ -26,7 +30,10 @@ def from_losses(
     """The work of `Irreducible.from_losses`, which describes the arguments."""
     if labels is not None and dataset is None:
         raise RholossError("`labels` was given without `dataset`; pass the data set as well.")
+    check_meta(meta)
     if isinstance(losses, Mapping):
+        if ids is not None:
+            raise RholossError("`losses` is a dict, which has its ids; pass no `ids`, or no dict.")
         ids, losses = list(losses), list(losses.values())
     identity = None if dataset is None else identify(dataset, labels)
     if ids is None and dataset is not None:
@@ -41,6 +48,23 @@ def from_losses(
             "(with `ids=` if they are not the rows of the data set), and at least one."
         )
     return table_of(value_n, known, identity, meta)
+
+
+def check_meta(meta: Mapping[str, Any]) -> None:
+    """Raise where meta.json cannot say this of a table."""
+    own = [name for name in OWN if name in meta]
+    if own:
+        raise RholossError(
+            f"`{own[0]}` is what a table says of itself in meta.json; give yours another name."
+        )
+    for name in ("model", "split"):
+        if not isinstance(meta.get(name) or {}, Mapping):
+            raise RholossError(
+                f"`{name}` is {meta[name]!r}; give a dict, as in {name}={{'note': {meta[name]!r}}}."
+            )
+    seconds = meta["seconds"]
+    if not isinstance(seconds, Real) or not 0 <= float(seconds) < math.inf:
+        raise RholossError(f"`seconds` is {seconds!r}; give a number of at least 0.")
 
 
 def _call(function: Callable[[Ids], Any], ids: Any) -> Any:
@@ -76,7 +100,7 @@ def table_of(
     """A table of the losses of distinct ids, with the labels that the identity knows."""
     check_distinct(ids)
     keys = np.sort(hash_keys(ids)) if isinstance(ids, list) else None
-    rows = len(ids) if keys is not None else _rows_for(np.asarray(ids), identity)
+    rows = rows_for(ids, identity)
     table = np.full(rows, np.nan, np.float32)
     about = {
         "rows": rows,
@@ -98,13 +122,12 @@ def table_of(
     return il
 
 
-def _rows_for(index: np.ndarray, identity: Identity | None) -> int:
-    if index.min() < 0:
-        raise RholossError(
-            f"`ids` has negative numbers ({shown(index[index < 0])}); give row numbers from 0, or "
-            "strings."
-        )
-    return num_rows(int(index.max()), len(index), None if identity is None else identity.rows)
+def rows_for(ids: Ids, identity: Identity | None) -> int:
+    """Rows of the table of these ids, or an error if there cannot be one: better before the work."""
+    if isinstance(ids, list):
+        return len(ids)
+    check_not_negative(ids)
+    return num_rows(int(ids.max()), len(ids), None if identity is None else identity.rows)
 
 
 def num_rows(highest: int, count: int, inside: int | None) -> int:

@@ -68,13 +68,8 @@ def identify(dataset: Any, labels: Any = None, stored: Mapping[str, Any] | None 
         )
     root, rows = rows_inside(dataset)
     own_rows = isinstance(ids, np.ndarray) and np.array_equal(ids, rows)
-    if labels is None:
-        labels = labels_of(dataset)
-    elif len(labels) != len(ids):
-        raise RholossError(
-            f"`labels` has {len(labels)} entries, but the data set has {len(ids)} rows; give one label "
-            "for each row of the data set that you pass, in its order."
-        )
+    check_labels(labels, len(ids))
+    labels = labels_of(dataset) if labels is None else labels
     codes, integers = (None, False) if labels is None else label_codes(labels)
     content = None
     if stored is not None and stored.get("content"):
@@ -82,6 +77,17 @@ def identify(dataset: Any, labels: Any = None, stored: Mapping[str, Any] | None 
     elif stored is None and codes is None:
         content = content_of(dataset, ids, strided(ids))
     return Identity(ids, len(root) if own_rows else None, codes, integers, content)
+
+
+def check_labels(labels: Any, rows: int) -> None:
+    """Raise unless there is one label for each row, or none at all."""
+    if labels is None or (hasattr(labels, "__len__") and len(labels) == rows):
+        return
+    seen = f"has {len(labels)} entries" if hasattr(labels, "__len__") else f"is {labels!r}"
+    raise RholossError(
+        f"`labels` {seen}, but the data set has {rows} rows; give one label for each row of the data set "
+        "that you pass, in its order."
+    )
 
 
 def identity_of_rows(ids: Ids, labels: Any) -> Identity:

@@ -17,7 +17,7 @@ from rholoss import losses
 from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il import files, split
-from rholoss.il.build import library_version
+from rholoss.il.build import library_version, rows_for
 from rholoss.il.fingerprint import identify
 from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
@@ -124,10 +124,11 @@ def fit_irreducible(
     scoring = replace(loading, batch_size=score_batch_size or batch_size)
     per_example, steps = losses.by_name(loss), optimizer or adamw
     settings = Settings(per_example, steps, epochs, patience, check_rows, loading, scoring)
-    points, members = _plan(data, score, folds, seed)
     with own_randomness(where):
+        points, members = _plan(data, score, folds, seed)
         content = check_items(points, "score")
         identity = identify(points.dataset, labels)
+        rows_for(points.ids, identity)
         factory = Factory(make_model, where)
         model = factory(members[0])  # made now, because it tells whether the job is the same
         job = {
@@ -183,8 +184,8 @@ def _check_arguments(
             "Neither `score` nor `folds` was given. Pass `score=`, the training set, if `data` is a "
             "holdout set; or `folds=2` if `data` is the training set itself."
         )
-    if not isinstance(seed, Integral):
-        raise RholossError(f"`seed` is {seed!r}; give a whole number.")
+    if not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
+        raise RholossError(f"`seed` is {seed!r}; give a whole number, of 64 bits at most.")
     for name, value in numbers.items():
         if value is not None or name in ("epochs", "batch_size"):
             positive(name, value)
@@ -227,7 +228,7 @@ def _about_training(model: nn.Module, settings: Settings) -> dict[str, Any]:
     optimizer = new_optimizer(settings.make_optimizer, model)
     return {
         "model": content_hash(dict(model.state_dict())),  # structure and initial weights
-        "optimizer": f"{type(optimizer).__qualname__} {optimizer.defaults}",
+        "optimizer": f"{type(optimizer).__qualname__} {optimizer.state_dict()['param_groups']}",
         "versions": [library_version(), torch.__version__],
     }
 

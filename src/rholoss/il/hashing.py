@@ -71,7 +71,7 @@ def _feed_array(hasher: Any, array: np.ndarray) -> None:
 def numpy_of(values: Any) -> np.ndarray:
     """A tensor (of any device and float type), array or list as an array."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
+        values = values.detach().cpu().to_dense()  # which leaves alone what is no sparse tensor
         narrow = values.is_floating_point() and values.element_size() < 4
         values = (values.float() if narrow else values).numpy()
     return np.asarray(values)

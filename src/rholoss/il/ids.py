@@ -28,12 +28,13 @@ def as_ids(ids: Any, argument: str = "ids") -> Ids:
             array = np.asarray(ids) if len(ids) else np.empty(0, np.int64)
         except (TypeError, ValueError):  # no length, or lists of several lengths
             array = np.empty((0, 0))
-        if array.ndim == 1 and array.dtype.kind in "iu":
+        fits = array.dtype != np.uint64 or not len(array) or array.max() < 2**63
+        if array.ndim == 1 and array.dtype.kind in "iu" and fits:
             return array.astype(np.int64, copy=False)
     shape = f" {tuple(ids.shape)} {ids.dtype}" if isinstance(ids, np.ndarray) else ""
     raise RholossError(
-        f"`{argument}` must be whole numbers or strings, one for each point, but is a "
-        f"{type(ids).__name__}{shape} that starts with {_start(ids)}."
+        f"`{argument}` must be whole numbers or strings, one for each point (numbers below 2**63), but is "
+        f"a {type(ids).__name__}{shape} that starts with {_start(ids)}."
     )
 
 
@@ -70,6 +71,14 @@ def check_bits(keys: Sequence[str]) -> np.ndarray:
     return np.fromiter(
         (int.from_bytes(digest, "little") for digest in digests), np.uint32, len(keys)
     )
+
+
+def check_not_negative(ids: np.ndarray) -> None:
+    """Raise if an id cannot be the number of a row."""
+    if len(ids) and ids.min() < 0:
+        raise RholossError(
+            f"`ids` has negative numbers ({shown(ids[ids < 0])}); give row numbers from 0, or strings."
+        )
 
 
 def check_distinct(ids: Ids, argument: str = "ids") -> None:

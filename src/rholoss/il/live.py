@@ -41,6 +41,11 @@ class LiveIrreducible(Source):
     ) -> None:
         if batch_norm not in ("eval", "train"):
             raise RholossError(f"`batch_norm` is {batch_norm!r}; use 'eval' or 'train'.")
+        if not isinstance(model, nn.Module):
+            raise RholossError(
+                f"`model` is a {type(model).__name__}; pass the torch.nn.Module that was trained on the "
+                "holdout set."
+            )
         self.model, self.loss, self.batch_norm = model.eval(), losses.by_name(loss), batch_norm
         if optimizer is None:
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr)

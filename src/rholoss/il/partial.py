@@ -32,18 +32,24 @@ class Partial:
     """The unfinished work in a directory, or no such thing if `out` is None.
 
     Work of another kind (`job` differs: other data, arguments, model, code) is thrown away. `said` tells
-    which of the two it was, if there was work.
+    which of the two it was, if there was work. Who `joins` work that another process began throws nothing
+    away: on a file system that is shared it may not see all of it yet.
     """
 
     def __init__(
-        self, out: str | os.PathLike[str] | None, job: Mapping[str, Any], batch_size: int
+        self,
+        out: str | os.PathLike[str] | None,
+        job: Mapping[str, Any],
+        batch_size: int,
+        *,
+        joins: bool = False,
     ) -> None:
         self.path = None if out is None else Path(out) / files.PARTIAL
         self.record = np.dtype(
             [("sum", "<u4"), ("first", "<i8"), ("seconds", "<f8"), ("loss", "<f4", (batch_size,))]
         )
         self.said = ""
-        if self.path is None:
+        if self.path is None or joins:
             return
         before, job = self._job(), json.loads(json.dumps(job))
         work = sorted(path for path in self.path.glob("*") if path.suffix in WORK)

@@ -21,7 +21,7 @@ import numpy as np
 from rholoss.errors import RholossError, StoreError
 from rholoss.il import files
 from rholoss.il.hashing import ABSENT
-from rholoss.il.ids import Ids, check_bits, hash_keys, shown
+from rholoss.il.ids import Ids, check_bits, check_not_negative, hash_keys
 
 HEADER = np.dtype(
     [
@@ -46,11 +46,7 @@ def entries_of(ids: Ids, loss_n: np.ndarray, label_n: np.ndarray | None = None) 
     if isinstance(ids, list):
         found["key"], found["check"] = hash_keys(ids), check_bits(ids)
     else:
-        if len(ids) and ids.min() < 0:
-            raise RholossError(
-                f"`ids` has negative numbers ({shown(ids[ids < 0])}); give row numbers from 0, or "
-                "strings."
-            )
+        check_not_negative(ids)
         found["key"], found["check"] = ids, 0
     found["loss"], found["label"] = loss_n, ABSENT if label_n is None else label_n
     return found

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from rholoss import data as batch_data
 from rholoss.data import without_ids
 from rholoss.errors import RholossError
-from rholoss.il.hashing import content_hash
+from rholoss.il.hashing import content_hash, numpy_of
 from rholoss.il.ids import Ids, as_ids, shown
 from rholoss.il.views import rows_inside, seed_all
 from rholoss.naming import code_hash, named, without_addresses
@@ -79,6 +79,11 @@ def points_of(dataset: Any, argument: str) -> Points:
             f"`{argument}` is a {type(dataset).__name__}, which has no rows to fetch by number; pass a "
             "data set with `__len__` and `__getitem__`, not a loader or a stream."
         )
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        raise RholossError(
+            f"`{argument}` is a {type(dataset).__name__} of {', '.join(map(repr, list(dataset)[:5]))}, which "
+            "has no rows to fetch by number; pass a data set of rows, or one of its splits."
+        )
     if not len(dataset):
         raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
     ids = as_ids(batch_data.ids_of_rows(dataset), argument)
@@ -110,7 +115,7 @@ def check_items(points: Points, argument: str) -> str:
                 f"augmentation as `{argument}`."
             )
         own = item.get(batch_data.INDEX, id_) if isinstance(item, Mapping) else id_
-        if own != id_:
+        if not np.array_equal(numpy_of(own), id_):
             raise RholossError(
                 f"The items of `{argument}` carry an 'index' of their own ({own!r} where the row is "
                 f"{id_}). Pass `rholoss.WithIndex(dataset, ids=...)` with those ids, one for each row."
@@ -193,7 +198,26 @@ def code_of(model: nn.Module, *functions: Any) -> list[Any]:
     kinds = {type(module) for module in model.modules()}
     methods = {code_hash(method) for kind in kinds for method in _methods(kind)}
     structure = content_hash([without_addresses(model), sorted(map(str, methods))])
-    return [structure, *map(code_hash, functions)]
+    return [structure, *map(_code, functions)]
+
+
+def _code(thing: Any) -> str | None:
+    """What a function does. Of an object whose `repr` does not tell what it holds, that counts as well."""
+    told = type(thing).__repr__ not in (object.__repr__, nn.Module.__repr__)
+    if told or not hasattr(thing, "__dict__"):
+        return thing if isinstance(thing, str) else code_hash(thing)
+    state = dict(thing.state_dict()) if isinstance(thing, nn.Module) else None
+    return content_hash([code_hash(type(thing).__call__), _held(vars(thing)), state])
+
+
+def _held(value: Any) -> Any:
+    """Numbers, strings and arrays; of other objects, which may hold anything (a logger), the type."""
+    if isinstance(value, Mapping):
+        return {str(key): _held(value[key]) for key in value}
+    if isinstance(value, (list, tuple)):
+        return [_held(each) for each in value]
+    plain = (bool, int, float, str, bytes, type(None), torch.Tensor, np.ndarray, np.generic)
+    return value if isinstance(value, plain) else type(value).__qualname__
 
 
 def _methods(kind: type) -> Iterator[Any]:

@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import without_ids
+from rholoss.data import INDEX, WithIndex, ids_of_rows, without_ids
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
-from rholoss.il.build import library_version
+from rholoss.il.build import library_version, rows_for
 from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
+from rholoss.il.ids import as_ids
 from rholoss.il.points import Loading, Points, about_model, code_of, content_of_some, points_of
 from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
@@ -39,11 +41,14 @@ def score(
 ) -> Irreducible:
     """The work of `score_irreducible`, which describes the arguments."""
     units: spread.Units
+    reading: tuple[Any, ...] = ()
     with ranks.together(), own_randomness(loading.device):
         if isinstance(dataset, Stream):
             data, transform, content = spread.about_stream(dataset), None, None
             units = spread.Shards(dataset, loading.batch_size)
+            reading = dataset.read, dataset.key
         else:
+            dataset = _indexed(dataset)
             _check_rows(dataset)
             data = spread.about_rows(dataset, labels)
             units = spread.Blocks(dataset, loading.batch_size, codes=data.codes)
@@ -55,7 +60,7 @@ def score(
         "data": data.meta["digest"],
         "loss": named(loss),
         "model": content_hash(dict(model.state_dict())),
-        "code": code_of(model, loss, loading.collate_fn),
+        "code": code_of(model, loss, loading.collate_fn, *reading),
         "content": content,
         "batch_size": loading.batch_size,
         "versions": [library_version(), torch.__version__],
@@ -77,9 +82,21 @@ def score(
     return spread.merge(parts, [units], data, meta, out, partial, ranks)
 
 
+def _indexed(dataset: Any) -> Any:
+    """The data set; ids that are a column of it (Hugging Face) are read once, and not for each batch."""
+    column = INDEX in (getattr(root_of(dataset), "column_names", None) or ())
+    return WithIndex(dataset) if column and without_ids(dataset) is dataset else dataset
+
+
 def _check_rows(dataset: Any) -> None:
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    """Raise if there are no rows, or if two of them have one id; the numbers of rows are not looked at."""
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    ids = ids_of_rows(dataset) if sized and without_ids(dataset) is not dataset else None
+    ascending = isinstance(ids, np.ndarray) and bool((ids[1:] > ids[:-1]).all())
+    if not sized or (ids is not None and not ascending):
         points_of(dataset, "dataset")  # knows what to say
+    if ids is not None:
+        rows_for(as_ids(ids), None)
 
 
 @dataclass(frozen=True)
@@ -117,8 +134,9 @@ def fit(
                         model, without_ids(work.data), work.points, member, work.settings, bar
                     )
                 partial.keep_fitted(member.name, fitted)
+    dataset = _indexed(work.points.dataset)
     with ranks.together():
-        data = spread.about_rows(work.points.dataset, work.labels)
+        data = spread.about_rows(dataset, work.labels)
     units: list[spread.Units] = []
     fits = []
     for member in work.members:
@@ -126,7 +144,7 @@ def fit(
         assert made is not None  # every rank was told if it could not be fitted or kept
         position = work.points.position[member.score]
         block = spread.Blocks(
-            work.points.dataset,
+            dataset,
             loading.batch_size,
             codes=data.codes,
             position=position,

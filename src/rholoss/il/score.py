@@ -19,7 +19,7 @@ from rholoss import losses
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
-from rholoss.il.build import library_version, table_of
+from rholoss.il.build import check_meta, library_version, rows_for, table_of
 from rholoss.il.fingerprint import Identity, identify
 from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
@@ -168,6 +168,7 @@ def score_irreducible(
             `out` that all of them see.
     """
     positive("batch_size", batch_size)
+    check_meta({"seconds": seconds, "split": split})
     home = batch_data.device_of(model)
     where = home if device is None else torch.device(device)
     loading = Loading(batch_size, num_workers, collate_fn, where)
@@ -186,6 +187,7 @@ def score_irreducible(
     with own_randomness(where), running_on(model, where, home):
         content = check_items(points, "dataset")
         identity = identify(dataset, labels)
+        rows_for(points.ids, identity)
         job = {
             "work": "score",
             "data": [identity.digest, content],

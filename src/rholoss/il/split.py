@@ -93,7 +93,7 @@ def holdout(data: Any, points: Points, seed: int) -> list[Member]:
             f"{shared} of the {len(points.ids)} points to be scored {seem} also in the holdout data that "
             "the model is trained on, so their irreducible losses come out too low. Take them out of "
             "one of the two, or cross-fit with `folds=2`.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return [Member("model", np.arange(len(data)), np.arange(len(points.ids)), seed)]
 

@@ -6,6 +6,7 @@ Memory does not grow with the number of rows (labels that the data set itself ke
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from rholoss import data as batch_data
 from rholoss import losses
@@ -25,7 +26,7 @@ from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.build import library_version, num_rows
-from rholoss.il.fingerprint import SAMPLED
+from rholoss.il.fingerprint import SAMPLED, check_labels
 from rholoss.il.hashing import content_hash, label_codes
 from rholoss.il.ids import as_ids
 from rholoss.il.partial import Partial
@@ -204,11 +205,7 @@ def about_rows(dataset: Any, labels: Any) -> About:
     """Labels where there are some, else the content of up to 256 rows."""
     if not len(dataset):
         raise RholossError("`dataset` is empty; pass a data set with at least one row.")
-    if labels is not None and len(labels) != len(dataset):
-        raise RholossError(
-            f"`labels` has {len(labels)} entries, but the data set has {len(dataset)} rows; give one "
-            "label for each row of the data set that you pass, in its order."
-        )
+    check_labels(labels, len(dataset))
     some = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), SAMPLED)).astype(np.int64))
     ids = as_ids(ids_at(dataset, some), "dataset")
     check_items(Points(dataset, ids, some), "dataset")
@@ -239,7 +236,7 @@ def _plain(id_: Any) -> Any:
 def _rows_inside(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Which rows of the data set inside these are."""
     while dataset is not root_of(dataset):
-        if hasattr(dataset, "indices"):
+        if isinstance(dataset, Subset):
             rows = np.array([int(dataset.indices[row]) for row in rows], np.int64)
         dataset = dataset.dataset
     return rows
@@ -279,7 +276,7 @@ def begin(out: Any, job: Mapping[str, Any], batch_size: int, ranks: Ranks) -> tu
             parts.open_claims()
             told.said["start"] = parts.claims.name.removeprefix("claims-")
             told.said["job"] = dict(job)
-    partial = Partial(out, told.by_rank[0]["job"], batch_size)
+    partial = Partial(out, told.by_rank[0]["job"], batch_size, joins=True)
     assert partial.path is not None
     return partial, Parts(partial.path, told.by_rank[0]["start"])
 
@@ -309,6 +306,8 @@ def merge(
             merged = Merged(path for paths, _, _ in found for path in paths)
             ids, measured, finite = merged.count()
             tell_unusable(ids - finite, ids, "")
+            if about.meta["points"] is None:  # a stream; rows of a data set were looked at before
+                _tell_same_keys(merged.total - ids, merged.total)
             rows = ids if merged.keyed else num_rows(merged.highest, ids, about.rows)
             written = {
                 "rows": rows,
@@ -325,6 +324,16 @@ def merge(
             files.write_store(Path(out), written, writers)
             partial.clear()
     return Irreducible.load(out)
+
+
+def _tell_same_keys(again: int, total: int) -> None:
+    if again:
+        warnings.warn(
+            f"{again} of {total} items have a key that another item has, too, and of each key one loss is "
+            "kept. If they are not the same point twice, give each item a key of its own: of files, for "
+            "one, the whole path.",
+            stacklevel=5,
+        )
 
 
 def measure_together(

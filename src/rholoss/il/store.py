@@ -83,11 +83,12 @@ class Irreducible:
         # Worker processes map the files again instead of receiving a copy of the table.
         values, version = self._stored
         if self.path is not None and self.values is values and values._version == version:
-            return _open, (self.path, self.meta)
+            return _open, (self.path, self.meta), {"trusted": self.trusted}
         if self._weights is None and "weights" in self.meta.get("files", {}):
             self.weights()
         options = {"keys": self.keys, "labels": self.labels, "meta": self.meta}
-        return _rebuild, (self.values, {**options, "weights": self._weights})
+        made = self.values, {**options, "weights": self._weights}
+        return _rebuild, made, {"trusted": self.trusted}
 
     def lookup(self, ids: Any) -> Tensor:
         """The losses of these ids, float32 [n] on the CPU; NaN where there is none."""
@@ -167,7 +168,7 @@ class Irreducible:
             self.weights()
             writers["weights"] = files.weights_writer(self._weights)
         meta = files.write_store(Path(path), self.meta, writers)
-        if self.path is not None and Path(path).absolute() == self.path:
+        if self.path is not None and Path(path).resolve() == self.path.resolve():
             self.meta, self._stored = meta, (self.values, self.values._version)
 
     @classmethod

@@ -25,6 +25,7 @@ from rholoss.progress import Bar
 
 MakeModel = Callable[[], nn.Module]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+NOTHING = (math.inf, math.inf)  # what `mean_loss` says where no loss is finite
 LOOK_EVERY = 50  # steps between looks at the training loss, which wait for the device
 
 
@@ -99,13 +100,14 @@ def fit_member(
     check = loader_of(points.view, points.position[checked], settings.scoring)
     optimizer = new_optimizer(settings.make_optimizer, model)
     seed_all(member.seed)
-    best, state, best_epoch, epoch = math.inf, {}, 0, 0
+    best, state, best_epoch, epoch = NOTHING, {}, 0, 0
     for epoch in range(1, settings.epochs + 1):
         train_epoch(model, optimizer, train, settings.loss, loading.device, bar, epoch)
-        mean = mean_loss(model, check, settings.loss, loading.device, bar)
-        if mean < best:
-            best, state, best_epoch = mean, cpu_copy(model.state_dict()), epoch
-        bar.advance(0, f"epoch {epoch}, loss {mean:.4f}, lowest {best:.4f} at epoch {best_epoch}")
+        found = mean_loss(model, check, settings.loss, loading.device, bar)
+        if found < best:
+            best, state, best_epoch = found, cpu_copy(model.state_dict()), epoch
+        lowest = f"lowest {best[1]:.4f} at epoch {best_epoch}"
+        bar.advance(0, f"epoch {epoch}, loss {found[1]:.4f}, {lowest}")
         if settings.patience is not None and epoch - best_epoch >= settings.patience:
             break
     if not state:
@@ -116,7 +118,7 @@ def fit_member(
     model.load_state_dict(state)
     return {
         "state": state,
-        "loss": best,
+        "loss": best[1],
         "epoch": best_epoch,
         "epochs": epoch,
         "seconds": time.perf_counter() - started,
@@ -174,15 +176,20 @@ def mean_loss(
     loss: losses.LossFunction,
     device: torch.device,
     bar: Bar,
-) -> float:
-    """Mean of the finite losses in eval mode; infinite if there are none."""
-    total, finite = 0.0, 0
+) -> tuple[float, float]:
+    """How many losses are not finite, and the mean of the others, in eval mode; `NOTHING` if there are none.
+
+    The lower pair is the better one: a model that is infinitely sure of what is wrong is no better for
+    the points that are left.
+    """
+    total, finite, rows = 0.0, 0, 0
     with evaluating(model):
         for loss_B in losses_of(model, loader, loss, device):
             usable = loss_B[loss_B.isfinite()]
             total, finite = total + float(usable.double().sum()), finite + len(usable)
+            rows += len(loss_B)
             bar.advance(len(loss_B))
-    return total / finite if finite else math.inf
+    return (rows - finite, total / finite) if finite else NOTHING
 
 
 def cpu_copy(state: dict[str, Any]) -> dict[str, Any]:
