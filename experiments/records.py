@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rholoss.errors import RholossError
+
 RESULTS = Path(__file__).parent / "results"
 PLACES = (
     "--out",
@@ -36,15 +38,22 @@ def missing(path: Path, fields: Sequence[str], asked: Iterable[tuple[Any, ...]])
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Write one line, and see that it reaches the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, allow_nan=False) + "\n"
-    with path.open("a+b") as file:
-        if file.tell() and not _ends_with_newline(file):
-            line = "\n" + line  # a kill cut the last line short: do not add to it
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """Write one line, and see that it reaches the disk; else it is printed: it may be hours of work."""
+    try:
+        line = json.dumps(record, allow_nan=False) + "\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if file.tell() and not _ends_with_newline(file):
+                line = "\n" + line  # a kill cut the last line short: do not add to it
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        print(json.dumps(record), file=sys.stderr, flush=True)
+        raise RholossError(
+            f"The line of a run that is through could not be written to {path}: {error}. It was printed "
+            "instead; put it at the end of that file, or the run is made again."
+        ) from error
 
 
 def _ends_with_newline(file: Any) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
 
+from experiments import records
 from experiments.bench import adapters, irreducible, pace
 from experiments.bench import run as bench_run
 from experiments.bench.cell import Cell
@@ -359,3 +360,17 @@ def test_a_run_that_ended_or_failed_is_let_go_while_others_go_on(root, tmp_path,
         gc.enable()
     assert seen[0] == {0, 1, 2}
     assert seen[-1] == {2}
+
+
+def test_a_line_that_cannot_be_written_takes_no_run_with_it(root, tmp_path, monkeypatch):
+    append = records.append
+
+    def appends(path, record):
+        if record["seed"] == 0:
+            path = tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin" / "runs.jsonl"
+        append(path, record)
+
+    monkeypatch.setattr(records, "append", appends)
+    with pytest.raises(RholossError, match=r"1 run\(s\) failed(.|\n)*could not be written"):
+        run(made(root), [("s", cell) for cell in cells()], tmp_path, side_by_side=3, progress=False)
+    assert {line["seed"] for line in done(tmp_path).values()} == {1, 2}

@@ -44,6 +44,17 @@ def test_visits_are_kept_where_they_are_asked_for(tiny, tmp_path):
     assert without["loss"] == kept_line["loss"]  # the run is the same
 
 
+def test_visits_for_which_there_is_no_room_cost_no_line(tiny, tmp_path, monkeypatch):
+    def full(*given, **options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Visits, "save", full)
+    tiny.visits, out = tmp_path / "visits", tmp_path / "runs.jsonl"
+    with pytest.raises(OSError, match="No space"):
+        run(tiny, [Cell("clean", "random half", 8, 1e-3, 0, budget=0.1)], out)
+    assert len(list(records.read(out))) == 1
+
+
 @pytest.fixture
 def recording(tmp_path):
     """Eight passes over 1,000 rows of which a tenth is wrong, and known by heart from the sixth on."""

@@ -1,8 +1,12 @@
 """Result lines survive a kill and name no place of this machine."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from experiments import records
+from rholoss.errors import RholossError
 
 
 def test_lines_come_back_in_order(tmp_path):
@@ -25,6 +29,14 @@ def test_a_number_that_json_does_not_know_is_refused_and_nothing_is_written(tmp_
     with pytest.raises(ValueError, match="JSON"):
         records.append(tmp_path / "runs.jsonl", {"loss": float("nan")})
     assert list(records.read(tmp_path / "runs.jsonl")) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_a_line_for_which_there_is_no_room_is_printed(tmp_path, capsys):
+    (tmp_path / "runs.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RholossError, match=r"runs.jsonl: .*No space left.* end of that file"):
+        records.append(tmp_path / "runs.jsonl", {"accuracy": 91.5})
+    assert json.loads(capsys.readouterr().err) == {"accuracy": 91.5}
 
 
 def test_the_command_names_no_place(monkeypatch):

@@ -327,9 +327,9 @@ def run(
             entry.advance()
             if entry.finished:
                 running.remove(entry)
-                entry.keep_visits()
                 record = entry.record()
                 records.append(out, record)
+                entry.keep_visits()  # after the line, which is worth more
                 print(
                     f"{entry.cell.key()}: {record['accuracy']:.2f} % in {record['steps']} steps",
                     flush=True,
