@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,39 @@ def about(module: str) -> dict[str, Any]:
     import torch
 
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": device(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "date": str(datetime.date.today()),
         "command": " ".join([f"python -m {module}", *_quoted(without_places(sys.argv[1:]))]),
     }
+
+
+def device() -> str:
+    """What runs here."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def of_this_device(
+    known: Iterable[Path], out: Path, timed: Callable[[dict[str, Any]], bool] = lambda line: True
+) -> list[dict[str, Any]]:
+    """Lines of these files and of `out`; of those whose budget is seconds, only what was made here.
+
+    Seconds of another device are another race: its lines stand for no run of this one, and `out` may have
+    none, or tables would put both together.
+    """
+    here = device()
+    others = sorted({line["device"] for line in read(out) if timed(line)} - {here})
+    if others:
+        raise SystemExit(
+            f"--out {out} has runs of {', '.join(others)}, whose seconds are not those of {here}: give "
+            "--out another file."
+        )
+    lines = read(*dict.fromkeys([*known, out]))
+    return [line for line in lines if line["device"] == here or not timed(line)]
 
 
 def without_places(words: list[str]) -> list[str]:

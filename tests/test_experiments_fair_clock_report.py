@@ -137,6 +137,14 @@ def test_tuning_runs_of_other_races_are_told_apart():
     assert "| clean | uniform | 128 | 85.00 (1) |" in others[1]
 
 
+def test_tuning_runs_whose_irreducible_losses_were_free_are_told_apart():
+    lines = [line("annealed", 80), line("annealed", 90, il="reused"), line("annealed", 91, seed=1)]
+    usual, others = page(lines, None).split("Tuning, ")
+    assert "| clean | annealed | 128 | 85.50 ± 7.78 (2) |" in usual
+    assert others.startswith("cifar10, all points, 17 s, irreducible losses reused")
+    assert "| clean | annealed | 128 | 90.00 (1) |" in others
+
+
 def test_the_page_says_what_its_arms_do():
     text = page([line(split="final"), line("annealed, ladder, recent BN", split="final")], None)
     assert "- **uniform**: all rows, as they come." in text

@@ -54,3 +54,18 @@ def test_the_command_names_no_place(monkeypatch):
     monkeypatch.setattr("sys.argv", words)
     command = records.about("experiments")["command"]
     assert command == 'python -m experiments run --labels "noise 10 %" --seeds 0'
+
+
+def test_seconds_of_another_device_are_another_race(tmp_path, monkeypatch):
+    committed, out = tmp_path / "committed.jsonl", tmp_path / "out.jsonl"
+    monkeypatch.setattr(records, "device", lambda: "a GPU")
+    for number, (path, where) in enumerate(
+        [(committed, "cpu"), (committed, "a GPU"), (out, "a GPU")]
+    ):
+        records.append(path, {"number": number, "device": where, "budget": 17})
+    found = records.of_this_device([committed], out)
+    assert [line["number"] for line in found] == [1, 2]
+    everything = records.of_this_device([committed], out, lambda line: line["budget"] == 60)
+    assert [line["number"] for line in everything] == [0, 1, 2]
+    with pytest.raises(SystemExit, match=r"committed\.jsonl has runs of cpu.* another file"):
+        records.of_this_device([], committed)

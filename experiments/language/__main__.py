@@ -48,7 +48,11 @@ def main(words: list[str] | None = None) -> None:
         for cell in cells
         if not a.methods or cell.method in a.methods
     ]
-    have = {cell_of(record).key() for record in records.read(RESULTS, a.out)}
+    fair_runs = a.command == "fair"  # those of the paper's protocol are the same on any device
+    lines = records.of_this_device(
+        [RESULTS], a.out, lambda line: fair_runs and cell_of(line).budget > 0
+    )
+    have = {cell_of(line).key() for line in lines}
     cells = [cell for cell in cells if cell.key() not in have]
     if a.claims is None:
         print(f"{len(cells)} runs to do", flush=True)
