@@ -53,6 +53,8 @@ def test_curves_are_those_of_the_arms_in_the_tables(tmp_path, monkeypatch):
     out.write_text("".join(json.dumps(each) + "\n" for each in lines))
     write(out)
     assert drawn == [["uniform", "InfoBatch"]]
+    with pytest.raises(SystemExit, match=r"typo\.jsonl has no runs"):  # the page stays as it is
+        write(tmp_path / "typo.jsonl")
 
 
 def test_the_rho_type_arm_that_stands_for_them_is_chosen_by_tuning_alone():

@@ -70,7 +70,7 @@ def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):
     lines = [line_of("uniform", [[10, 0.60, 0.1], [40, 0.70, 0.3]], seed) for seed in (0, 1)]
     for line in [*lines, line_of("rho", [[10, 0.65, 0.1], [40, 0.80, 0.3]])]:
         records.append(tmp_path / "runs.jsonl", line)
-    text = report.write(tmp_path).read_text()
+    text = report.write(tmp_path / "runs.jsonl").read_text()
     for name in ("cola-accuracy.png", "cola-steps.png"):
         assert f"({name})" in text
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
@@ -113,7 +113,7 @@ def test_fair_runs_are_drawn_over_seconds(tmp_path):
     for method, counts in (("uniform", False), ("rho", True)):
         line = line_of(method, [[20, 0.6, 0.1], [40, 0.7, 0.3]], **arm, il_counts=counts) | times
         records.append(tmp_path / "runs.jsonl", line)
-    text = report.write(tmp_path).read_text()
+    text = report.write(tmp_path / "runs.jsonl").read_text()
     assert "(cola-seconds.png)" in text
     assert "sst2-seconds.png" not in text
     assert (tmp_path / "cola-seconds.png").read_bytes()[1:4] == b"PNG"

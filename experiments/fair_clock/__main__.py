@@ -23,7 +23,7 @@ SIZES, RATES = [32, 128, 512], [1e-3, 3e-3, 6e-3]
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.fair_clock", description=__doc__)
     parser.add_argument("what", choices=("tune", "final", "report"))
     parser.add_argument("--dataset", default="cifar10", choices=list(LABELS))
     parser.add_argument("--part", default="all", choices=("all", "half"))
@@ -47,6 +47,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     if unknown:
         known = ", ".join(map(repr, LABELS[a.dataset]))
         parser.error(f"--labels {unknown[0]!r}: {a.dataset} has {known}")
+    for name in ("budget", "side_by_side"):
+        if not getattr(a, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(a, name):g}: give more than 0")
     return a
 
 

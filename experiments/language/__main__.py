@@ -32,10 +32,12 @@ PACE = "pace.json"  # where the processes find the times of steps
 
 def main(words: list[str] | None = None) -> None:
     a = _parser().parse_args(words)
+    if a.budget <= 0:  # 0 stands for the paper's protocol
+        raise SystemExit(f"--budget {a.budget:g}: give more than 0 seconds.")
     if a.command == "report":
         from experiments.language.report import write
 
-        print(write(a.out.parent))
+        print(write(a.out))
         return
     cells = list(
         paper(a.tasks, a.seeds, a.epochs, a.il_epochs)

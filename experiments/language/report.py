@@ -246,14 +246,14 @@ def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
     return "\n".join([*text, *commands, "python -m experiments.language report", "```", ""])
 
 
-def write(folder: Path) -> Path:
+def write(out: Path) -> Path:
     """Write README.md beside the lines."""
-    lines = list(records.read(folder / "runs.jsonl"))
+    lines = list(records.read(out))
     if not lines:
-        raise SystemExit(f"{folder / 'runs.jsonl'} has no runs; make some with `paper` or `fair`.")
-    path = folder / "README.md"
+        raise SystemExit(f"{out} has no runs; make some with `paper` or `fair`.")
+    path = out.parent / "README.md"
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(page(lines, folder))
+    fresh.write_text(page(lines, out.parent))
     os.replace(fresh, path)
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.toy_maps", description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=None, help="folder of lines, picture and page")
     a = parser.parse_args()
@@ -38,7 +38,7 @@ def main() -> None:
             if seed == a.seeds[0]:
                 draw(train, runs, folder / "maps.png")
             bar.advance()
-    page.write(folder)
+    page.write(folder, pictured=a.seeds[0])
 
 
 if __name__ == "__main__":
