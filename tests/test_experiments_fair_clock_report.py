@@ -38,7 +38,10 @@ def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
     curve = {"curve": [[1.0, 50.0], [2.0, 80.0]]}
     out.write_text("".join(json.dumps(each | curve) + "\n" for each in lines))
     pytest.importorskip("matplotlib")
-    assert "![accuracy over seconds](curves.png)" in write(out).read_text()
+    page_of = write(out).read_text()
+    assert "![accuracy over seconds](curves.png)" in page_of
+    out.write_text(2 * out.read_text())  # a file that was added twice has no more seeds
+    assert write(out).read_text() == page_of
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 

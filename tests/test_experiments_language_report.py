@@ -115,6 +115,8 @@ def test_fair_runs_are_drawn_over_seconds(tmp_path):
         records.append(tmp_path / "runs.jsonl", line)
     text = report.write(tmp_path / "runs.jsonl").read_text()
     assert "(cola-seconds.png)" in text
+    records.append(tmp_path / "runs.jsonl", line)  # once more: no second seed
+    assert report.write(tmp_path / "runs.jsonl").read_text() == text
     assert "sst2-seconds.png" not in text
     assert (tmp_path / "cola-seconds.png").read_bytes()[1:4] == b"PNG"
 

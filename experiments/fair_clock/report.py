@@ -353,7 +353,9 @@ seed with its 95 % t interval. Lines: [runs.jsonl](runs.jsonl). What was found, 
 
 def write(out: Path) -> Path:
     """Write README.md and the plot beside the result lines."""
-    lines = [line for line in records.read(out) if line["arm"] in ARMS]
+    # Of two lines of a run the later counts: twice the same is no second seed.
+    every = {Cell.of(line).key(): line for line in records.read(out)}
+    lines = [line for line in every.values() if line["arm"] in ARMS]
     if not lines:  # rather than a page of nothing in place of another file's
         raise SystemExit(f"{out} has no runs; make some with `tune` or `final`.")
     tune = [line for line in lines if line["split"] == "tune"]

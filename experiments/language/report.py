@@ -248,7 +248,8 @@ def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
 
 def write(out: Path) -> Path:
     """Write README.md beside the lines."""
-    lines = list(records.read(out))
+    # Of two lines of a run the later counts: twice the same is no second seed.
+    lines = list({cell_of(line).key(): line for line in records.read(out)}.values())
     if not lines:
         raise SystemExit(f"{out} has no runs; make some with `paper` or `fair`.")
     path = out.parent / "README.md"
