@@ -287,11 +287,8 @@ def train(setup: Setup, name: str, steps: int, seed: int, log: Path) -> dict[str
 def cifar(arguments: argparse.Namespace) -> Setup:
     (images, labels), (test_images, test_labels) = cifar10(arguments.data)
     low = torch.cuda.is_available()
-    pixels = {
-        "mean": CIFAR_MEAN,
-        "std": CIFAR_STD,
-        "dtype": torch.bfloat16 if low else torch.float32,
-    }
+    dtype = torch.bfloat16 if low else torch.float32
+    pixels: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": dtype}
     given, _ = uniform_noise(labels, 10, arguments.noise, seed=2022)
     precision = "bf16" if low else None
     data = Resident(images, given, augment=CropFlip(), **pixels)
@@ -367,16 +364,19 @@ def main(words: list[str] | None = None) -> None:
         "compile": arguments.compile,
     }
     there = [row for row in records.read(arguments.out) if same.items() <= row.items()]
-    done = {(row["option"], row["seed"]) for row in there}
+    done = {(row["option"], row["seed"], row.get("moment")) for row in there}
     setup = digits(arguments) if arguments.small else cifar(arguments)
 
     def keep(seed: int, row: dict[str, Any]) -> None:
+        if (row["option"], seed, row.get("moment")) in done:
+            return
         about = records.about("benchmarks.bench_agreement")
         records.append(arguments.out, {**same, "seed": seed, **row, **about})
         print({"seed": seed, **row}, flush=True)
 
+    moments = arguments.moments if arguments.mode == "scores" else [None]
     for seed in arguments.seeds:
-        names = [name for name in arguments.options if (name, seed) not in done]
+        names = [n for n in arguments.options if any((n, seed, m) not in done for m in moments)]
         if arguments.mode == "scores":
             names = [name for name in names if name not in (EXACT, REPLAY, "uniform")]
             how = (arguments.steps, arguments.moments, seed)
@@ -392,8 +392,7 @@ def main(words: list[str] | None = None) -> None:
                 except Exception as error:  # the other options still count
                     print(f"{name} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
                     continue
-                if (name, seed) not in done:
-                    keep(seed, row)
+                keep(seed, row)
 
 
 if __name__ == "__main__":

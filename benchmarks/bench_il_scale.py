@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from experiments import records
 from experiments.models import SmallCNN
 from rholoss import Irreducible, score_irreducible
 from rholoss.il import files
@@ -245,11 +246,10 @@ def main() -> None:
         for job, work in jobs.items():
             if given.only in (None, job):
                 for found in work():
-                    line = json.dumps({"what": job, **found, **about})
-                    print(line, flush=True)
+                    record = {"what": job, **found, **about}
+                    print(json.dumps(record), flush=True)
                     if given.out:
-                        with given.out.open("a") as file:
-                            file.write(line + "\n")
+                        records.append(given.out, record)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import datetime
 import functools
 import itertools
-import json
 import platform
 import statistics
 import sys
@@ -28,6 +27,7 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 import rholoss as rho
+from experiments import records
 from experiments.models import ResNet18
 from rholoss.engine import CropFlip, Folded, Resident, Shortlist, Trainer
 from rholoss.engine.folded import RECENT
@@ -256,9 +256,7 @@ def main() -> None:
             flush=True,
         )
         if arguments.out:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            records.append(arguments.out, record)
 
 
 if __name__ == "__main__":

@@ -39,18 +39,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FIELD=VALUE",
         help="some cells; of several values for a field, any",
     )
-    parser.add_argument("--epochs", type=int, help="shorter runs, which count as other runs")
+    parser.add_argument("--epochs", type=_number, help="shorter runs, which count as other runs")
+    parser.add_argument(
+        "--again", action="store_true", help="also what has a committed line; new ones go to --out"
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="no new run after so long")
     parser.add_argument(
         "--limit", type=float, default=math.inf, help="no run that would not be through by then"
     )
     parser.add_argument(
         "--side-by-side",
-        type=int,
+        type=_number,
         help="runs at a time; by default 6, and one in each of several processes",
     )
     parser.add_argument(
-        "--processes", type=int, default=1, help="that share the runs, each with so many at a time"
+        "--processes",
+        type=_number,
+        default=1,
+        help="that share the runs, each with so many at a time",
     )
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # of one of the processes
     parser.add_argument(
@@ -70,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=records.RESULTS, help="directory of results")
     return parser
+
+
+def _number(word: str) -> int:
+    if not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"{word!r}: give a whole number of at least 1")
+    return int(word)
 
 
 def _chosen(a: argparse.Namespace) -> list:
@@ -115,6 +127,8 @@ def _run(a: argparse.Namespace) -> None:
         raise SystemExit(
             "`run` needs --study and at least one name; see `python -m experiments list`."
         )
+    if a.again and a.out == records.RESULTS:
+        raise SystemExit("`--again` needs --out, a directory for the lines of the runs made again.")
     if a.processes > 1 and a.claims is None:
         with processes.claims() as claims:
             processes.share(a.processes, "experiments", [*a.words, "--claims", str(claims)])
@@ -124,7 +138,12 @@ def _run(a: argparse.Namespace) -> None:
     bench, cells = Bench(a.data, precision=a.precision, compile=a.compile), _cells(a)
     # Processes fill the device by one run each; and what is under way when time is up is lost.
     side_by_side = a.side_by_side or (6 if a.claims is None else 1)
-    known = [records.RESULTS]  # what is committed is not run again, wherever new lines go
+    # What is committed is not run again, wherever new lines go, unless that is asked for.
+    known = [] if a.again else [records.RESULTS]
+    if a.claims is None:
+        todo = len(missing(cells, a.out, *known))
+        also = "" if todo else "; `--again --out DIR` makes them once more, in another directory"
+        print(f"{todo} runs to do, {len(cells) - todo} have their line{also}", flush=True)
     more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": side_by_side, "known": known}
     if a.claims is not None:
         from experiments.bench.preparation import Preparation  # not on Windows: it locks files

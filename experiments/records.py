@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from rholoss.errors import RholossError
 
 RESULTS = Path(__file__).parent / "results"
 PLACES = (
@@ -36,15 +38,22 @@ def missing(path: Path, fields: Sequence[str], asked: Iterable[tuple[Any, ...]])
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Write one line, and see that it reaches the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, allow_nan=False) + "\n"
-    with path.open("a+b") as file:
-        if file.tell() and not _ends_with_newline(file):
-            line = "\n" + line  # a kill cut the last line short: do not add to it
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """Write one line, and see that it reaches the disk; else it is printed: it may be hours of work."""
+    try:
+        line = json.dumps(record, allow_nan=False) + "\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if file.tell() and not _ends_with_newline(file):
+                line = "\n" + line  # a kill cut the last line short: do not add to it
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        print(json.dumps(record), file=sys.stderr, flush=True)
+        raise RholossError(
+            f"The line of a run that is through could not be written to {path}: {error}. It was printed "
+            "instead; put it at the end of that file, or the run is made again."
+        ) from error
 
 
 def _ends_with_newline(file: Any) -> bool:
@@ -58,13 +67,39 @@ def about(module: str) -> dict[str, Any]:
     import torch
 
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": device(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "date": str(datetime.date.today()),
         "command": " ".join([f"python -m {module}", *_quoted(without_places(sys.argv[1:]))]),
     }
+
+
+def device() -> str:
+    """What runs here."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def of_this_device(
+    known: Iterable[Path], out: Path, timed: Callable[[dict[str, Any]], bool] = lambda line: True
+) -> list[dict[str, Any]]:
+    """Lines of these files and of `out`; of those whose budget is seconds, only what was made here.
+
+    Seconds of another device are another race: its lines stand for no run of this one, and `out` may have
+    none, or tables would put both together.
+    """
+    here = device()
+    others = sorted({line["device"] for line in read(out) if timed(line)} - {here})
+    if others:
+        raise SystemExit(
+            f"--out {out} has runs of {', '.join(others)}, whose seconds are not those of {here}: give "
+            "--out another file."
+        )
+    lines = read(*dict.fromkeys([*known, out]))
+    return [line for line in lines if line["device"] == here or not timed(line)]
 
 
 def without_places(words: list[str]) -> list[str]:

@@ -27,6 +27,13 @@ def test_lines_and_their_page(tmp_path, monkeypatch):
     page = "\n".join(pages.candidates_page(lines))
     assert f"| 32: uniform | 1.0x | {steps[32]:.1f} |" in page
     assert page.count(f"| 320 | 4.3x | {costs[320]:.1f} |") == 1
+    shorter = [{**line, "steps": 20, "by_steps": {"20": 1.0}, "by_cost": {}} for line in lines]
+    both = "\n".join(pages.candidates_page([*shorter, *lines]))  # lengths have tables of their own
+    assert page in both
+    assert (
+        "in runs of 20:\n\n| 32 of | a step costs | 20 |\n|---|---|---|\n| 32: uniform | 1.0x | 1.0 |"
+        in both
+    )
     monkeypatch.setattr(bench, "run", lambda *args: pytest.fail("it was there"))
     bench.main(words)
     with pytest.raises(SystemExit):

@@ -44,5 +44,9 @@ def test_lines_and_their_page(tmp_path, monkeypatch):
     assert f"| rho, 4 steps old | {found['rho', 4]:.1f} |" in page
     assert f"| rho, newest weights | {found['rho', 0]:.1f} |" in page
     assert f"| uniform | {found['uniform', 0]:.1f} |" in page
+    shorter = [{**line, "steps": 20, "accuracy": {"20": 1.0}} for line in lines]
+    both = "\n".join(pages.staleness_page([*shorter, *lines]))  # lengths have tables of their own
+    assert page.partition("Learning rate")[2].partition("|")[2] in both
+    assert "0.001, 20 steps:\n\n| choice by | step 20 |\n|---|---|\n| uniform | 1.0 |" in both
     monkeypatch.setattr(bench, "run", lambda *args: pytest.fail("it was there"))
     bench.main(words)

@@ -103,6 +103,7 @@ def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
     ]
     for _ in range(2):
         bench.main(["scores", *common, "proxy", "--moments", "10", "20"])
+        bench.main(["scores", *common, "proxy", "--moments", "10"])
         bench.main(["train", *common, "uniform", "replay"])
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     found = {(row["mode"], row["option"], row.get("moment")) for row in rows}
@@ -117,6 +118,37 @@ def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
     page = "\n".join(pages.agreement_page(rows))
     assert "| half resolution |" in page
     assert f"{runs['half resolution']['accuracy'] - runs['exact']['accuracy']:+.2f} |" in page
+
+
+def test_a_moment_that_was_not_looked_at_is_measured(setup, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "digits", lambda arguments: setup)
+    out = tmp_path / "agreement.jsonl"
+    words = ["scores", "--small", "--steps", "30", "--out", str(out), "--options", "proxy"]
+    bench.main([*words, "--moments", "10"])
+    bench.main([*words, "--moments", "10", "30"])
+    assert [row["moment"] for row in records.read(out)] == [10, 30]
+
+
+def test_an_option_is_held_against_exact_runs_of_its_own_seeds_length_and_device():
+    problem = {"data": "digits", "noise": 0.1, "k": 32, "candidates": 320, "compile": False}
+    about = {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
+
+    def row(option, seed, accuracy, **other):
+        run = {"mode": "train", "option": option, "seed": seed, "accuracy": accuracy, "ms": 1.0}
+        return {**problem, **about, "steps": 100, **run, **other}
+
+    rows = [
+        row("exact", 0, 50.0, steps=10),
+        row("exact", 0, 60.0, device="another"),
+        row("exact", 0, 90.0),
+        row("exact", 1, 94.0),
+        row("proxy", 1, 93.0),
+    ]
+    scores = {"mode": "scores", "option": "proxy", "seed": 0, "moment": 10, "shared": 0.9}
+    looks = [{**problem, **about, **scores, "steps": s, "spearman": s / 100} for s in (10, 100)]
+    page = "\n".join(pages.agreement_page([*looks, *rows]))
+    assert "| exact |  | 1.00 |  | 92.00 | +0.00 |  |" in page
+    assert "| proxy | 1.000, 90% | 1.00 |  | 93.00 | -1.00 | no |" in page
 
 
 def test_a_run_of_a_few_rows_has_a_page_too():
@@ -199,3 +231,9 @@ def test_every_fit_is_written_as_it_is_measured(monkeypatch, tmp_path):
     assert [row["fit"] for row in rows] == [f"batch 16, 1 epochs, rate {r}" for r in (0.001, 0.002)]
     assert rows[0]["loss"] > 0
     assert rows[0]["s"] > 0
+
+
+def test_a_row_that_was_cut_short_costs_no_page(monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    (tmp_path / "step.jsonl").write_text('{"ms": 1.0}\n{"ms": 2.')
+    assert pages.rows("step.jsonl") == [{"ms": 1.0}]

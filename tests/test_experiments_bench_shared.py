@@ -9,12 +9,15 @@ import pytest
 import torch
 from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
 
+from experiments import __main__ as command
+from experiments import records
 from experiments.bench import adapters, irreducible, pace
 from experiments.bench import run as bench_run
-from experiments.bench.cell import Cell
+from experiments.bench.cell import Cell, Group, Study
 from experiments.bench.pace import Pace
 from experiments.bench.run import Bench, Run, done, run
 from experiments.models import MODELS
+from experiments.studies import STUDIES
 from rholoss.engine import Trainer
 from rholoss.engine import step as engine_step
 from rholoss.errors import RholossError
@@ -359,3 +362,37 @@ def test_a_run_that_ended_or_failed_is_let_go_while_others_go_on(root, tmp_path,
         gc.enable()
     assert seen[0] == {0, 1, 2}
     assert seen[-1] == {2}
+
+
+def test_a_line_that_cannot_be_written_takes_no_run_with_it(root, tmp_path, monkeypatch):
+    append = records.append
+
+    def appends(path, record):
+        if record["seed"] == 0:
+            path = tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin" / "runs.jsonl"
+        append(path, record)
+
+    monkeypatch.setattr(records, "append", appends)
+    with pytest.raises(RholossError, match=r"1 run\(s\) failed(.|\n)*could not be written"):
+        run(made(root), [("s", cell) for cell in cells()], tmp_path, side_by_side=3, progress=False)
+    assert {line["seed"] for line in done(tmp_path).values()} == {1, 2}
+
+
+def test_the_command_says_what_there_is_to_do_and_makes_it_once_more(
+    root, tmp_path, monkeypatch, capsys
+):
+    small = Study("small", "A small one", (Group("g", {"uniform": Cell(**BASE)}),), seeds=1)
+    monkeypatch.setitem(STUDIES, "small", small)
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "committed")
+    words = ["run", "--study", "small", "--data", str(root), "--out"]
+    command.main([*words, str(tmp_path / "committed")])
+    assert "1 runs to do, 0 have their line\n" in capsys.readouterr().out
+    command.main([*words, str(tmp_path / "mine")])
+    assert "0 runs to do, 1 have their line; `--again --out DIR`" in capsys.readouterr().out
+    command.main([*words, str(tmp_path / "mine"), "--again"])
+    assert done(tmp_path / "mine").keys() == done(tmp_path / "committed").keys()
+    with pytest.raises(SystemExit, match="`--again` needs --out"):
+        command.main([*words, str(tmp_path / "committed"), "--again"])
+    with pytest.raises(SystemExit):
+        command.main([*words, str(tmp_path / "mine"), "--epochs", "0"])
+    assert "'0': give a whole number of at least 1" in capsys.readouterr().err

@@ -35,6 +35,19 @@ def test_verdicts(tmp_path, uniform, rho, verdict):
     assert sooner().judge(STUDY, Results.read(tmp_path))[1] == verdict
 
 
+def test_further_seeds_are_judged_too(tmp_path):
+    """The study asks for seeds 0 and 1; whoever runs seed 7 finds it in the verdict."""
+    both = [line(UNIFORM, [10, 50], 7), line(RHO, [50, 50], 7)]
+    write(tmp_path, *both)
+    claim = Claim("a claim", "", "made", [sooner()])
+    assert claim.judge(STUDY, Results.read(tmp_path))[1] == "holds (0 of 2 seeds and 1 further)"
+    own = [
+        line(cell, run, s) for s in (0, 1) for cell, run in ((UNIFORM, [9, 50]), (RHO, [50, 50]))
+    ]
+    write(tmp_path, *own, line(UNIFORM, [50, 50], 7), line(RHO, [10, 50], 7))
+    assert claim.judge(STUDY, Results.read(tmp_path))[1] == "holds in part"
+
+
 def test_a_factor_makes_the_claim_harder(tmp_path):
     write(tmp_path, line(UNIFORM, [1, 2, 3, 50]), line(RHO, [1, 2, 50, 50]))
     results = Results.read(tmp_path)

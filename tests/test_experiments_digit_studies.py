@@ -84,7 +84,7 @@ def test_the_arms_are_the_papers():
 
 
 def test_claims_name_arms_that_exist():
-    nothing = Results({}, {})
+    nothing = Results({}, {}, {})
     for claim in DIGIT_CLAIMS:
         study = STUDIES[claim.study]
         for compare in claim.parts:

@@ -38,7 +38,10 @@ def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
     curve = {"curve": [[1.0, 50.0], [2.0, 80.0]]}
     out.write_text("".join(json.dumps(each | curve) + "\n" for each in lines))
     pytest.importorskip("matplotlib")
-    assert "![accuracy over seconds](curves.png)" in write(out).read_text()
+    page_of = write(out).read_text()
+    assert "![accuracy over seconds](curves.png)" in page_of
+    out.write_text(2 * out.read_text())  # a file that was added twice has no more seeds
+    assert write(out).read_text() == page_of
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
@@ -53,6 +56,8 @@ def test_curves_are_those_of_the_arms_in_the_tables(tmp_path, monkeypatch):
     out.write_text("".join(json.dumps(each) + "\n" for each in lines))
     write(out)
     assert drawn == [["uniform", "InfoBatch"]]
+    with pytest.raises(SystemExit, match=r"typo\.jsonl has no runs"):  # the page stays as it is
+        write(tmp_path / "typo.jsonl")
 
 
 def test_the_rho_type_arm_that_stands_for_them_is_chosen_by_tuning_alone():
@@ -135,6 +140,14 @@ def test_tuning_runs_of_other_races_are_told_apart():
     assert others[0].startswith("cifar100, all points, 17 s")
     assert "| clean | uniform | 128 | 60.00 (1) |" in others[0]
     assert "| clean | uniform | 128 | 85.00 (1) |" in others[1]
+
+
+def test_tuning_runs_whose_irreducible_losses_were_free_are_told_apart():
+    lines = [line("annealed", 80), line("annealed", 90, il="reused"), line("annealed", 91, seed=1)]
+    usual, others = page(lines, None).split("Tuning, ")
+    assert "| clean | annealed | 128 | 85.50 ± 7.78 (2) |" in usual
+    assert others.startswith("cifar10, all points, 17 s, irreducible losses reused")
+    assert "| clean | annealed | 128 | 90.00 (1) |" in others
 
 
 def test_the_page_says_what_its_arms_do():

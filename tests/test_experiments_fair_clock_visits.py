@@ -9,6 +9,7 @@ import torch
 from fixtures_race import tiny_race
 
 from experiments import records
+from experiments.fair_clock.__main__ import arguments
 from experiments.fair_clock.arms import Cell
 from experiments.fair_clock.race import run
 from experiments.fair_clock.visits import Visits, main, replay
@@ -42,6 +43,23 @@ def test_visits_are_kept_where_they_are_asked_for(tiny, tmp_path):
         next(records.read(tmp_path / f"{name}.jsonl")) for name in ("without", "with")
     )
     assert without["loss"] == kept_line["loss"]  # the run is the same
+
+
+def test_a_budget_of_nothing_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        arguments(["tune", "--budget", "-1"])
+    assert "--budget -1: give more than 0" in capsys.readouterr().err
+
+
+def test_visits_for_which_there_is_no_room_cost_no_line(tiny, tmp_path, monkeypatch):
+    def full(*given, **options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Visits, "save", full)
+    tiny.visits, out = tmp_path / "visits", tmp_path / "runs.jsonl"
+    with pytest.raises(OSError, match="No space"):
+        run(tiny, [Cell("clean", "random half", 8, 1e-3, 0, budget=0.1)], out)
+    assert len(list(records.read(out))) == 1
 
 
 @pytest.fixture

@@ -277,6 +277,10 @@ def test_processes_share_the_runs(tmp_path, monkeypatch):
 def test_what_cannot_be_run_is_told_before_anything_is_loaded(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"has no folder `model`.*pack_language\.py"):
         command.main(["paper", "--data", str(tmp_path), "--out", str(tmp_path / "runs.jsonl")])
+    with pytest.raises(SystemExit, match="--budget 0: give more than 0 seconds"):
+        command.main(["fair", "--budget", "0"])
+    with pytest.raises(SystemExit, match=r"mine\.jsonl has no runs"):
+        command.main(["report", "--out", str(tmp_path / "mine.jsonl")])
     with pytest.raises(SystemExit):
         command.main(["paper", "--methods", "rhoo"])
     assert "invalid choice: 'rhoo'" in capsys.readouterr().err

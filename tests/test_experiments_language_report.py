@@ -70,7 +70,7 @@ def test_the_page_shows_curves_and_the_steps_to_each_accuracy(tmp_path):
     lines = [line_of("uniform", [[10, 0.60, 0.1], [40, 0.70, 0.3]], seed) for seed in (0, 1)]
     for line in [*lines, line_of("rho", [[10, 0.65, 0.1], [40, 0.80, 0.3]])]:
         records.append(tmp_path / "runs.jsonl", line)
-    text = report.write(tmp_path).read_text()
+    text = report.write(tmp_path / "runs.jsonl").read_text()
     for name in ("cola-accuracy.png", "cola-steps.png"):
         assert f"({name})" in text
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
@@ -100,6 +100,10 @@ def test_seconds_count_the_irreducible_losses_and_the_steps_that_score():
     assert at("rho", 50, il_counts=True) == pytest.approx(3.5)
     assert at("annealed", 20) == pytest.approx(0.6)
     assert at("annealed", 100) == pytest.approx(30 * 0.03 + 70 * 0.01)
+    record["step_ms"] = {"remembered": 12.0, "annealed_fresh": 40.0}  # what other arms are timed as
+    assert at("remembered", 50) == pytest.approx(0.6)
+    assert at("measured", 50) == pytest.approx(0.6)
+    assert at("annealed_fresh", 100) == pytest.approx(30 * 0.04 + 70 * 0.012)
 
 
 def test_fair_runs_are_drawn_over_seconds(tmp_path):
@@ -109,7 +113,21 @@ def test_fair_runs_are_drawn_over_seconds(tmp_path):
     for method, counts in (("uniform", False), ("rho", True)):
         line = line_of(method, [[20, 0.6, 0.1], [40, 0.7, 0.3]], **arm, il_counts=counts) | times
         records.append(tmp_path / "runs.jsonl", line)
-    text = report.write(tmp_path).read_text()
+    text = report.write(tmp_path / "runs.jsonl").read_text()
     assert "(cola-seconds.png)" in text
+    records.append(tmp_path / "runs.jsonl", line)  # once more: no second seed
+    assert report.write(tmp_path / "runs.jsonl").read_text() == text
     assert "sst2-seconds.png" not in text
     assert (tmp_path / "cola-seconds.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_fair_runs_of_other_budgets_are_other_curves(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(report.plots, "draw", lambda path, arms, *more: drawn.update(arms))
+    times = {"seconds_a_step": 0.01, "step_ms": {"uniform": 10.0}}
+    lines = [line_of("uniform", [[20, 0.6, 0.1]], budget=b) | times for b in (6.0, 6.0, 12.0)]
+    report.draw_fair("cola", [(report.cell_of(line), line) for line in lines], tmp_path)
+    assert {name: len(found) for name, found in drawn.items()} == {
+        "uniform, 6 s": 2,
+        "uniform, 12 s": 1,
+    }

@@ -1,8 +1,12 @@
 """Result lines survive a kill and name no place of this machine."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from experiments import records
+from rholoss.errors import RholossError
 
 
 def test_lines_come_back_in_order(tmp_path):
@@ -27,6 +31,14 @@ def test_a_number_that_json_does_not_know_is_refused_and_nothing_is_written(tmp_
     assert list(records.read(tmp_path / "runs.jsonl")) == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_a_line_for_which_there_is_no_room_is_printed(tmp_path, capsys):
+    (tmp_path / "runs.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RholossError, match=r"runs.jsonl: .*No space left.* end of that file"):
+        records.append(tmp_path / "runs.jsonl", {"accuracy": 91.5})
+    assert json.loads(capsys.readouterr().err) == {"accuracy": 91.5}
+
+
 def test_the_command_names_no_place(monkeypatch):
     words = [
         "study",
@@ -42,3 +54,18 @@ def test_the_command_names_no_place(monkeypatch):
     monkeypatch.setattr("sys.argv", words)
     command = records.about("experiments")["command"]
     assert command == 'python -m experiments run --labels "noise 10 %" --seeds 0'
+
+
+def test_seconds_of_another_device_are_another_race(tmp_path, monkeypatch):
+    committed, out = tmp_path / "committed.jsonl", tmp_path / "out.jsonl"
+    monkeypatch.setattr(records, "device", lambda: "a GPU")
+    for number, (path, where) in enumerate(
+        [(committed, "cpu"), (committed, "a GPU"), (out, "a GPU")]
+    ):
+        records.append(path, {"number": number, "device": where, "budget": 17})
+    found = records.of_this_device([committed], out)
+    assert [line["number"] for line in found] == [1, 2]
+    everything = records.of_this_device([committed], out, lambda line: line["budget"] == 60)
+    assert [line["number"] for line in everything] == [0, 1, 2]
+    with pytest.raises(SystemExit, match=r"committed\.jsonl has runs of cpu.* another file"):
+        records.of_this_device([], committed)

@@ -75,13 +75,22 @@ def test_a_shorter_run_stands_in_and_is_told(tmp_path):
     ]
 
 
+def test_seeds_beyond_those_of_the_study_are_on_its_page(tmp_path):
+    lines = [line(UNIFORM, [10, 30, 40, 50], seed) for seed in (0, 1, 7)]
+    write(tmp_path, *lines, line(RHO, [20, 55, 72, 74], 7))
+    text = report.write(STUDY, tmp_path).read_text()
+    assert "2 of 6 runs and 2 of further seeds are there" in text
+    assert "| uniform |  | 4 (4-4) | NR | 32.5 (32.5-32.5) | 50.0 (50.0-50.0) | 3 |" in text
+    assert "Not run, or not in full: RHO-LOSS: 0 of 2 seeds and 1 further." in text
+
+
 def test_runs_of_different_lengths_are_not_put_together(tmp_path):
     short = [line(replace(UNIFORM, epochs=epochs), [1] * epochs, 4 - epochs) for epochs in (3, 2)]
     write(tmp_path, *short)
-    assert [run["epochs"] for run in Results.read(tmp_path).of(UNIFORM, 3)] == [3]  # the longest
+    assert [run["epochs"] for run in Results.read(tmp_path).of(UNIFORM)] == [3]  # the longest
     write(tmp_path, *short, line(UNIFORM, [10, 30, 40, 50], 0))
     results = Results.read(tmp_path)
-    assert [run["epochs"] for run in results.of(UNIFORM, 3)] == [4]
+    assert [run["epochs"] for run in results.of(UNIFORM)] == [4]
     assert missing(GROUP, results, 3)[0] == "uniform: 1 of 3 seeds"
     study = Study("s", "S", (GROUP,), seeds=3)
     assert [run["epochs"] for run in results.of_study(study)] == [4]

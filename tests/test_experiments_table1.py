@@ -251,7 +251,7 @@ def test_unknown_settings_are_told():
         Setting(repeats="twice")
 
 
-def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch):
+def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch, capsys):
     train, holdout, test, _ = tiny
     loads = []
 
@@ -279,6 +279,9 @@ def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch):
     command.main(["table1", "--settings", "all", "--seeds", "0", "--out", str(elsewhere)])
     assert len(loads) == 2
     assert not elsewhere.exists()  # and no page of nothing is made
+    assert f"{elsewhere} has no runs" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="has no runs, so there is no page"):
+        command.main(["report", "--settings", "all", "--out", str(elsewhere)])
     chain_of = lines[0]["chain"]
     assert chain_of["0"]["spearman"] == chain_of["0"]["overlap"] == 1.0
     for result in chain_of.values():
@@ -314,6 +317,9 @@ def test_pages_take_the_last_line_of_a_seed_and_the_mean_of_seeds():
     found = page.by_setting([line(0, 0.1), line(1, 0.4), line(0, 0.2)])
     assert [entry["chain"]["2"]["spearman"] for entry in found["A"]] == [0.2, 0.4]
     assert page.over(found["A"], "2", page.spearman_of) == "0.30 (0.20-0.40)"
+    look, larger = ({**line(0, 0.9), "limit": limit} for limit in (60, 80))
+    assert page.by_setting([line(1, 0.4), look])["A"] == [line(1, 0.4)]  # no look stands beside it
+    assert page.by_setting([larger, {**look, "seed": 1}])["A"] == [larger]
 
 
 def test_accuracy_and_losses_of_many_points_come_in_parts(blobs, monkeypatch):

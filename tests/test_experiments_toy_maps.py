@@ -114,4 +114,7 @@ def test_the_page_has_the_means_of_all_seeds(tmp_path, monkeypatch):
     page.write(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "Means over 2 seeds (0, 1):" in text
+    assert "The picture shows seed 0." in text
+    page.write(tmp_path, pictured=5)
+    assert "The picture shows seed 5." in (tmp_path / "README.md").read_text()
     assert "|  | 9-24 | 30 | 70 | 0 | 0 | 30.0 |" in text

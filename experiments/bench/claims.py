@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.bench.cell import Group, Study
-from experiments.bench.numbers import Line, Results, mean, spread, weakest_final
+from experiments.bench.numbers import (
+    Line,
+    Results,
+    asked_for,
+    mean,
+    of_seeds,
+    spread,
+    weakest_final,
+)
 
 Measure = Callable[..., float | None]  # of a line, and of what `Compare` says beside
 MANY = 8  # parts, of which only the number that holds is told
@@ -69,7 +77,7 @@ class Compare:
         for title in filter(None, (self.group, self.beside)):
             arms = _group(study, title).arms
             for name in filter(None, (self.arm, self.other)):
-                found = results.of(arms[name], study.seeds)
+                found = results.of(arms[name])
                 others = {line["epochs"] for line in found} - {arms[name].epochs}
                 asked = arms[name].epochs
                 told |= {
@@ -80,8 +88,11 @@ class Compare:
                     told.add(f"{name} broke off")
         return told
 
-    def seeds(self, study: Study, results: Results) -> int:
-        """How many seeds the least run of its arms has; arms that were not run are told as such."""
+    def seeds(self, study: Study, results: Results) -> tuple[int, int]:
+        """How many of the study's seeds, and how many further ones, the least run of its arms has.
+
+        Arms that were not run are told as such.
+        """
         titles = filter(None, (self.group, self.beside))
         cells = [
             _group(study, title).arms[name]
@@ -89,8 +100,8 @@ class Compare:
             for name in (self.arm, self.other)
             if name
         ]
-        counts = [len(results.of(cell, study.seeds)) for cell in cells]
-        return min(filter(None, counts), default=study.seeds)
+        counts = [asked_for(results.of(cell), study.seeds) for cell in cells]
+        return min(filter(any, counts), default=(study.seeds, 0))
 
     @property
     def _against(self) -> str | None:
@@ -99,9 +110,7 @@ class Compare:
 
     def _lines(self, study: Study, results: Results, group: str) -> dict[str, dict[int, Line]]:
         """Lines of a group by arm and seed, of runs that came as far as an evaluation."""
-        arms = {
-            name: results.of(cell, study.seeds) for name, cell in _group(study, group).arms.items()
-        }
+        arms = {name: results.of(cell) for name, cell in _group(study, group).arms.items()}
         return {
             name: {line["seed"]: line for line in lines if line["eval"]}
             for name, lines in arms.items()
@@ -170,9 +179,9 @@ class Claim:
             return self.why, NOT_RUN
         verdict = self._together([verdict for _, _, verdict in ran])
         short = sorted(set().union(*(part.short(study, results) for part in self.parts)))
-        seeds = min(part.seeds(study, results) for part in self.parts)
-        if seeds < study.seeds:
-            short.insert(0, f"{seeds} of {study.seeds} seeds")
+        own, further = min(part.seeds(study, results) for part in self.parts)
+        if own < study.seeds:
+            short.insert(0, of_seeds(own, further, study.seeds))
         if len(ran) < len(judged):
             short.append(f"{len(judged) - len(ran)} of {len(judged)} parts not run")
         verdict += f" ({', '.join(short)})" if short else ""

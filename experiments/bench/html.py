@@ -18,6 +18,7 @@ from experiments.bench.report import (
     Lines,
     claims_table,
     curves_of,
+    how_many,
     remarks,
     slug,
     tally,
@@ -104,11 +105,9 @@ def _render(**context: Any) -> str:
 
 def _study(study: Study, results: Results, figures: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of a study; its figures go to `figures`, by the names of their places."""
-    cells = list(study.cells())
-    ran = len(results.of_study(study))
     groups = []
     for group in study.groups:
-        lines = {name: results.of(arm, study.seeds) for name, arm in group.arms.items()}
+        lines = {name: results.of(arm) for name, arm in group.arms.items()}
         if any(lines.values()):
             blocks = list(_blocks(study, group, lines, results, figures))
             groups.append({"title": group.title, "blocks": blocks})
@@ -116,7 +115,7 @@ def _study(study: Study, results: Results, figures: dict[str, Any]) -> dict[str,
         "name": study.name,
         "title": study.title,
         "note": study.note,
-        "ran": f"{ran} of {len(cells)} runs",
+        "ran": how_many(study, results),
         "where": re.sub(r"\[(\w+)\]\([^)]*\)", r"\1", where(study, results)),
         "groups": groups,
     }

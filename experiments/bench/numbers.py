@@ -22,33 +22,37 @@ class Results:
 
     exact: Mapping[Cell, Line]
     by_rest: Mapping[Cell, Line]  # with epochs=0: the longest run of the kind
+    seeds: Mapping[Cell, set[int]]  # with epochs=0 and seed=0: those that were run
 
     @classmethod
     def read(cls, out: Path) -> Results:
         """Lines of all studies below a directory; of two lines of a cell the later counts."""
         exact: dict[Cell, Line] = {}
         by_rest: dict[Cell, Line] = {}
+        seeds: dict[Cell, set[int]] = {}
         for line in records.read(*sorted(out.glob("*/runs.jsonl"))):
             if "steps_per_epoch" not in line:
                 continue  # of another bench
             cell = Cell.of(line)
             exact[cell] = line
             rest = replace(cell, epochs=0)
+            seeds.setdefault(replace(rest, seed=0), set()).add(cell.seed)
             if rest not in by_rest or by_rest[rest]["epochs"] <= line["epochs"]:
                 by_rest[rest] = line
-        return cls(exact, by_rest)
+        return cls(exact, by_rest, seeds)
 
     def get(self, cell: Cell) -> Line | None:
         """The line of a cell; a run of another length where there is none of its own."""
         return self.exact.get(cell) or self.by_rest.get(replace(cell, epochs=0))
 
-    def of(self, arm: Cell, seeds: int) -> list[Line]:
-        """Lines of an arm, by seed, of those that were run.
+    def of(self, arm: Cell) -> list[Line]:
+        """Lines of an arm, by seed, of all seeds that were run: a study may have more than it asks for.
 
         All of one length: the arm's own, or else the longest. A short run beside full ones would be taken
         for a poor one.
         """
-        found = [self.get(replace(arm, seed=seed)) for seed in range(seeds)]
+        seeds = self.seeds.get(replace(arm, epochs=0, seed=0), ())
+        found = [self.get(replace(arm, seed=seed)) for seed in sorted(seeds)]
         lines = [line for line in found if line is not None]
         lengths = {line["epochs"] for line in lines}
         epochs = arm.epochs if arm.epochs in lengths else max(lengths, default=0)
@@ -57,7 +61,7 @@ class Results:
     def of_study(self, study: Study) -> list[Line]:
         """All lines that its pages are made from."""
         arms = dict.fromkeys(arm for group in study.groups for arm in group.arms.values())
-        return [line for arm in arms for line in self.of(arm, study.seeds)]
+        return [line for arm in arms for line in self.of(arm)]
 
 
 def steps_to(line: Line, accuracy: float) -> int | None:
@@ -141,11 +145,11 @@ def over(
     return spread([number(line) for line in lines], digits, none)
 
 
-def several_fits(group: Group, results: Results, seeds: int) -> list[str]:
+def several_fits(group: Group, results: Results) -> list[str]:
     """Arms whose runs have irreducible losses of models that were fitted apart, in words."""
     told = []
     for name, arm in group.arms.items():
-        found = [line.get("il_fit") for line in results.of(arm, seeds)]
+        found = [line.get("il_fit") for line in results.of(arm)]
         fits = {(*fit["accuracy"], *fit["epochs"]): fit for fit in found if fit}
         if len(fits) > 1:
             means = sorted(f"{mean(fit['accuracy']):.2f}" for fit in fits.values())
@@ -153,13 +157,25 @@ def several_fits(group: Group, results: Results, seeds: int) -> list[str]:
     return told
 
 
+def asked_for(lines: Sequence[Line], seeds: int) -> tuple[int, int]:
+    """How many lines are of seeds that the study asks for (0, 1, ...), and how many of further ones."""
+    own = sum(line["seed"] in range(seeds) for line in lines)
+    return own, len(lines) - own
+
+
+def of_seeds(own: int, further: int, seeds: int) -> str:
+    """The same in words, where some are missing."""
+    return f"{own} of {seeds} seeds" + (f" and {further} further" if further else "")
+
+
 def missing(group: Group, results: Results, seeds: int) -> list[str]:
     """Arms that were not run with all seeds, or at another length, in words."""
     told = []
     for name, arm in group.arms.items():
-        lines = results.of(arm, seeds)
-        if len(lines) < seeds:
-            told.append(f"{name}: {len(lines)} of {seeds} seeds")
+        lines = results.of(arm)
+        own, further = asked_for(lines, seeds)
+        if own < seeds:
+            told.append(f"{name}: {of_seeds(own, further, seeds)}")
         others = sorted({line["epochs"] for line in lines} - {arm.epochs})
         if others:
             lengths = ", ".join(map(str, others))

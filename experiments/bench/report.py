@@ -16,6 +16,7 @@ from experiments.bench.numbers import (
     LAST,
     Line,
     Results,
+    asked_for,
     best,
     epochs_to,
     final,
@@ -169,12 +170,10 @@ SHOWS = (*TABLES, *PLOTS)
 
 def page(study: Study, results: Results, folder: Path) -> str:
     """The page as Markdown; plots are written to `folder`."""
-    cells = list(study.cells())
-    ran = len(results.of_study(study))
     parts = [
         f"# {study.title}",
         f"Run by `python -m experiments run --study {study.name}`, page by `python -m experiments report`. "
-        f"{ran} of {len(cells)} runs are there. {where(study, results)}".strip(),
+        f"{how_many(study, results)} are there. {where(study, results)}".strip(),
         PROTOCOL,
         *([study.note] if study.note else []),
     ]
@@ -183,8 +182,15 @@ def page(study: Study, results: Results, folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def how_many(study: Study, results: Results) -> str:
+    """'12 of 14 runs', and those of seeds that the study does not ask for."""
+    own, further = asked_for(results.of_study(study), study.seeds)
+    told = f"{own} of {len(list(study.cells()))} runs"
+    return told + (f" and {further} of further seeds" if further else "")
+
+
 def _group(study: Study, group: Group, results: Results, folder: Path) -> list[str]:
-    lines = {name: results.of(arm, study.seeds) for name, arm in group.arms.items()}
+    lines = {name: results.of(arm) for name, arm in group.arms.items()}
     if not any(lines.values()):
         return ["Not run."]
     parts = []
@@ -201,7 +207,7 @@ def _group(study: Study, group: Group, results: Results, folder: Path) -> list[s
 
 def remarks(group: Group, results: Results, seeds: int) -> list[str]:
     """What is to be said below the tables, each a paragraph."""
-    fits, left = several_fits(group, results, seeds), missing(group, results, seeds)
+    fits, left = several_fits(group, results), missing(group, results, seeds)
     return [
         *([group.note] if group.note else []),
         *(

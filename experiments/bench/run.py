@@ -123,10 +123,8 @@ class Bench:
         if key not in self._coresets:
             if cell.il == "none" or parse(cell.il)[1] == "cross-fit":
                 raise RholossError(f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy.")
-            train, path = (
-                self.problem(cell).train,
-                self.fits.path(f"core-set {' '.join(key)}", ".npz"),
-            )
+            train = self.problem(cell).train
+            path = self.fits.path(f"core-set {' '.join(key)}", ".npz")
             if path is not None and path.exists():
                 with np.load(path) as found:
                     rows = found["rows"]
@@ -339,10 +337,11 @@ def run(
                 time.sleep(AGAIN)
             before = len(running)
             for record in _turn(running, failed, side_by_side):
-                records.append(out / record["study"] / "runs.jsonl", record)
-                finished += 1
-                bar.advance(note=told(record))
-                print(told(record), flush=True)
+                with failed.kept(record["study"], Cell.of(record)):
+                    records.append(out / record["study"] / "runs.jsonl", record)
+                    finished += 1
+                    bar.advance(note=told(record))
+                    print(told(record), flush=True)
             if len(running) < before:
                 gc.collect()  # a trainer holds itself and, by it, memory of the device
             pace.look(current for _, current in running)

@@ -9,6 +9,8 @@ import argparse
 import math
 from pathlib import Path
 
+from experiments import records
+
 
 def main(words: list[str] | None = None) -> None:
     from experiments.digits import page, table1
@@ -39,8 +41,15 @@ def main(words: list[str] | None = None) -> None:
     if a.command == "table1":
         given = {"root": a.data, "limit": a.limit, "seconds": a.seconds}
         table1.run(names, a.seeds, out=a.out, **given)
-    if a.out.exists():  # nothing was left to do, or there was no time, and it is elsewhere
+    if next(records.read(a.out), None) is not None:
         print(page.write(a.out))
+        return
+    told = (
+        f"{a.out} has no runs, so there is no page. (Runs that are committed are not made again.)"
+    )
+    if a.command == "report":
+        raise SystemExit(told)
+    print(told)
 
 
 if __name__ == "__main__":

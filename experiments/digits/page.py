@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -22,8 +23,13 @@ END = "<!-- end of Table 1 -->"
 
 
 def by_setting(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """Lines of each named setting that was run, by seed; the last line of a seed counts."""
+    """Lines of each named setting that was run, by seed; the last line of a seed counts.
+
+    Of looks at some points only those at the most of them, and none beside runs of all.
+    """
     found: dict[str, dict[int, Line]] = {}
+    most = max((line.get("limit") or math.inf for line in lines), default=math.inf)
+    lines = [line for line in lines if (line.get("limit") or math.inf) == most]
     names = {tuple(asdict(setting).values()): name for name, setting in SETTINGS.items()}
     for line in lines:
         values = tuple(line[field] for field in asdict(Setting()))

@@ -55,6 +55,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     if unknown:
         known = ", ".join(map(repr, LABELS[a.dataset]))
         parser.error(f"--labels {unknown[0]!r}: {a.dataset} has {known}")
+    for name in ("budget", "side_by_side"):
+        if not getattr(a, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(a, name):g}: give more than 0")
     return a
 
 
@@ -78,8 +81,8 @@ def _choices(a: argparse.Namespace, cell: Cell, lines: list[dict[str, Any]]) -> 
         if choice is None:
             at = f" at n_b {n_b}" if n_b else f" at rate {a.lr}" if a.lr else ""
             raise SystemExit(
-                f"{cell.arm} was not tuned on {a.dataset}, {cell.labels}{at}, and neither was uniform: "
-                "run `tune` first, or give --n-b and --lr."
+                f"{cell.arm} was not tuned on {a.dataset}, {cell.labels}{at}, with this device, and "
+                "neither was uniform: run `tune` first, or give --n-b and --lr."
             )
         yield choice
 
@@ -104,8 +107,8 @@ def main(words: list[str] | None = None) -> None:
         raise SystemExit("One call has one --dataset: make another call for the other.")
     from experiments.fair_clock.race import Race, done, run
 
-    paths = list(dict.fromkeys([RESULTS, a.out]))
-    have, lines = done(paths), list(records.read(*paths))
+    lines = records.of_this_device([RESULTS], a.out)
+    have = done(lines)
     every = dict.fromkeys(cell for one in each for cell in cells_of(one, lines))
     cells = [cell for cell in every if cell.key() not in have]
     print(f"{len(cells)} runs to do", flush=True)

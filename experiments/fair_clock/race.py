@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -209,9 +209,9 @@ def rate(cell: Cell, steps: int) -> Callable[[int], float]:
     return one_cycle(cell.lr, steps, warm_up=0.1)
 
 
-def done(paths: list[Path]) -> set[str]:
-    """Keys of the cells that have results."""
-    return {Cell.of(record).key() for record in records.read(*paths)}
+def done(lines: Iterable[dict[str, Any]]) -> set[str]:
+    """Keys of the cells that these lines are the results of."""
+    return {Cell.of(line).key() for line in lines}
 
 
 class Running:
@@ -327,9 +327,9 @@ def run(
             entry.advance()
             if entry.finished:
                 running.remove(entry)
-                entry.keep_visits()
                 record = entry.record()
                 records.append(out, record)
+                entry.keep_visits()  # after the line, which is worth more
                 print(
                     f"{entry.cell.key()}: {record['accuracy']:.2f} % in {record['steps']} steps",
                     flush=True,

@@ -187,6 +187,11 @@ def _plain(cell: Cell) -> bool:
     return cell.race == ("cifar10", "all", 17.0)
 
 
+def _counts(cell: Cell) -> bool:
+    """Of a tuning run: whether the main table's sizes and rates are chosen by it."""
+    return _plain(cell) and cell.il == "inside"
+
+
 def _name(line: Line) -> str:
     """Of a race that has no section of its own."""
     dataset, part, budget = Cell.of(line).race
@@ -301,7 +306,7 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
         "",
     ]
     tune = [line for line in lines if line["split"] == "tune"]
-    text += [*tuning([line for line in tune if _plain(Cell.of(line))]), ""]
+    text += [*tuning([line for line in tune if _counts(Cell.of(line))]), ""]
     first = tuned_best(lines)
     if first is not None:
         text += [
@@ -312,7 +317,7 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
         ]
     if curves is not None:
         text += [f"![accuracy over seconds]({curves.name})", ""]
-    others = [line for line in tune if not _plain(Cell.of(line))]
+    others = [line for line in tune if not _counts(Cell.of(line))]
     for race in dict.fromkeys(map(_name, others)):
         text += [f"Tuning, {race}:", ""]
         text += [*tuning([line for line in others if _name(line) == race]), ""]
@@ -348,10 +353,14 @@ seed with its 95 % t interval. Lines: [runs.jsonl](runs.jsonl). What was found, 
 
 def write(out: Path) -> Path:
     """Write README.md and the plot beside the result lines."""
-    lines = [line for line in records.read(out) if line["arm"] in ARMS]
+    # Of two lines of a run the later counts: twice the same is no second seed.
+    every = {Cell.of(line).key(): line for line in records.read(out)}
+    lines = [line for line in every.values() if line["arm"] in ARMS]
+    if not lines:  # rather than a page of nothing in place of another file's
+        raise SystemExit(f"{out} has no runs; make some with `tune` or `final`.")
     tune = [line for line in lines if line["split"] == "tune"]
     target = out.parent / "README.md"
-    plain = [line for line in tune if _plain(Cell.of(line))]
+    plain = [line for line in tune if _counts(Cell.of(line))]
     finals = {line["arm"] for line in lines if line["split"] == "final" and _plain(Cell.of(line))}
     arms = [
         name for name in ARMS if name in finals

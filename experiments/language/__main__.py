@@ -32,10 +32,12 @@ PACE = "pace.json"  # where the processes find the times of steps
 
 def main(words: list[str] | None = None) -> None:
     a = _parser().parse_args(words)
+    if a.budget <= 0:  # 0 stands for the paper's protocol
+        raise SystemExit(f"--budget {a.budget:g}: give more than 0 seconds.")
     if a.command == "report":
         from experiments.language.report import write
 
-        print(write(a.out.parent))
+        print(write(a.out))
         return
     cells = list(
         paper(a.tasks, a.seeds, a.epochs, a.il_epochs)
@@ -48,7 +50,11 @@ def main(words: list[str] | None = None) -> None:
         for cell in cells
         if not a.methods or cell.method in a.methods
     ]
-    have = {cell_of(record).key() for record in records.read(RESULTS, a.out)}
+    fair_runs = a.command == "fair"  # those of the paper's protocol are the same on any device
+    lines = records.of_this_device(
+        [RESULTS], a.out, lambda line: fair_runs and cell_of(line).budget > 0
+    )
+    have = {cell_of(line).key() for line in lines}
     cells = [cell for cell in cells if cell.key() not in have]
     if a.claims is None:
         print(f"{len(cells)} runs to do", flush=True)

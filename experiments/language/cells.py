@@ -89,6 +89,15 @@ def scoring_share(method: str) -> float:
     return {"rho": 1.0, "annealed": SWITCH, FRESH: SWITCH}.get(method, 0.0)
 
 
+def step_kinds(method: str) -> tuple[str, str]:
+    """Of a fair run, what its steps that score and its other steps are timed as.
+
+    A step that does not score is uniform's, but for remembering its losses.
+    """
+    plain = "remembered" if method in ("remembered", "measured", FRESH) else "uniform"
+    return FRESH if method == FRESH else "rho", plain
+
+
 def known_tasks() -> list[str]:
     """All of them."""
     return list(TASKS)

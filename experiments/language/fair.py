@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import rholoss as rho
-from experiments.language.cells import CANDIDATES, DROP, FRESH, KEEP, SWITCH, Cell, scoring_share
+from experiments.language.cells import (
+    CANDIDATES,
+    DROP,
+    FRESH,
+    KEEP,
+    SWITCH,
+    Cell,
+    scoring_share,
+    step_kinds,
+)
 from experiments.language.tasks import TASKS, Task, Texts
 from experiments.language.train import IL_BATCH, Bench, adamw, evaluate
 from rholoss.engine import Remembered, Resident, Trainer, fit_resident, one_cycle
@@ -147,14 +156,12 @@ class Fair:
         self.seconds_a_step(cell)
 
     def seconds_a_step(self, cell: Cell) -> float:
-        """Mean over a run. A step that does not score is uniform's, but for remembering its losses."""
-        remembers = cell.method in ("remembered", "measured", FRESH)
-        plain = self._seconds(cell.task, "remembered" if remembers else "uniform")
-        share = scoring_share(cell.method)
+        """Mean over a run."""
+        scores, others = step_kinds(cell.method)
+        plain, share = self._seconds(cell.task, others), scoring_share(cell.method)
         if not share:
             return plain
-        scoring = self._seconds(cell.task, FRESH if cell.method == FRESH else "rho")
-        return share * scoring + (1 - share) * plain
+        return share * self._seconds(cell.task, scores) + (1 - share) * plain
 
     def _seconds(self, task: str, method: str) -> float:
         known = f"{task} {method}"

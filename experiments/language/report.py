@@ -12,7 +12,14 @@ from typing import Any
 from experiments import records
 from experiments.bench import plots
 from experiments.intervals import interval
-from experiments.language.cells import MINILM, PAPER_METHODS, Cell, cell_of, scoring_share
+from experiments.language.cells import (
+    MINILM,
+    PAPER_METHODS,
+    Cell,
+    cell_of,
+    scoring_share,
+    step_kinds,
+)
 from experiments.language.tasks import TASKS
 
 TITLES = {
@@ -165,7 +172,7 @@ def seconds_used(record: dict[str, Any], il_counts: bool) -> float:
 def seconds_at(record: Record, step: int) -> float:
     """When a fair run was at this step, by the times of steps that were measured alone."""
     cell = cell_of(record)
-    scoring, plain = (record["step_ms"].get(kind, 0.0) for kind in ("rho", "uniform"))
+    scoring, plain = (record["step_ms"].get(kind, 0.0) for kind in step_kinds(cell.method))
     scored = min(step, round(scoring_share(cell.method) * record["steps"]))
     before = record["il_seconds"] if cell.il_counts else 0.0
     return float(before + (scored * scoring + (step - scored) * plain) / 1000)
@@ -179,6 +186,7 @@ def draw_fair(task: str, runs: Runs, folder: Path, named: str = "") -> list[str]
     ):
         if cell.task == task and (cell.il_counts or not cell.needs_il):
             name = TITLES[cell.method] + (", all rows" if cell.rows == "all" else "")
+            name += f", {cell.budget:g} s" if len({c.budget for c, _ in runs}) > 1 else ""
             arms.setdefault(name, []).append(record)
 
     def curve(line: Record) -> list[tuple[float, float]]:
@@ -238,14 +246,15 @@ def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
     return "\n".join([*text, *commands, "python -m experiments.language report", "```", ""])
 
 
-def write(folder: Path) -> Path:
+def write(out: Path) -> Path:
     """Write README.md beside the lines."""
-    lines = list(records.read(folder / "runs.jsonl"))
+    # Of two lines of a run the later counts: twice the same is no second seed.
+    lines = list({cell_of(line).key(): line for line in records.read(out)}.values())
     if not lines:
-        raise SystemExit(f"{folder / 'runs.jsonl'} has no runs; make some with `paper` or `fair`.")
-    path = folder / "README.md"
+        raise SystemExit(f"{out} has no runs; make some with `paper` or `fair`.")
+    path = out.parent / "README.md"
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(page(lines, folder))
+    fresh.write_text(page(lines, out.parent))
     os.replace(fresh, path)
     return path
 

@@ -38,7 +38,7 @@ def main() -> None:
             if seed == a.seeds[0]:
                 draw(train, runs, folder / "maps.png")
             bar.advance()
-    page.write(folder)
+    page.write(folder, pictured=a.seeds[0])
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def mean(lines: list[dict[str, Any]], method: str, what: str, phase: int) -> Any
     return [statistics.fmean(of_kind) for of_kind in zip(*values, strict=True)]
 
 
-def page(lines: list[dict[str, Any]]) -> list[str]:
-    """Markdown lines."""
+def page(lines: list[dict[str, Any]], pictured: int = 0) -> list[str]:
+    """Markdown lines; `pictured` is the seed of the picture."""
     about, seeds = lines[-1], sorted(line["seed"] for line in lines)
     k = round(CANDIDATES * KEEP)
     shares = ", ".join(f"{100 * s:.0f} % {kind}" for kind, s in zip(KINDS, SHARES, strict=True))
@@ -45,7 +45,8 @@ def page(lines: list[dict[str, Any]]) -> list[str]:
         f"At each step a network (2-64-64-2) sees {CANDIDATES} candidates and is trained on {k} of them. Dots are the points that it was "
         "trained on in these steps, larger if often; the bar below a map shows how they divide among the kinds; the number is the "
         "accuracy on clean test points at the end of these steps. The irreducible losses (IL) come from a smaller network "
-        "(2-32-32-2) trained on holdout points that are as noisy as the others. The picture shows seed 0.",
+        "(2-32-32-2) trained on holdout points that are as noisy as the others. "
+        f"The picture shows seed {pictured}.",
         "",
         f"Means over {len(seeds)} seeds ({', '.join(map(str, seeds))}):",
         "",
@@ -81,7 +82,7 @@ def page(lines: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def write(folder: Path = FOLDER) -> None:
+def write(folder: Path = FOLDER, pictured: int = 0) -> None:
     """Make the page from the lines; of a seed that was run again the last line counts."""
     lines = {line["seed"]: line for line in records.read(folder / "runs.jsonl")}
-    save(folder / "README.md", "\n".join(page(list(lines.values()))) + "\n")
+    save(folder / "README.md", "\n".join(page(list(lines.values()), pictured)) + "\n")
