@@ -4,7 +4,9 @@ On a GPU that is pretended (`fixtures_gpu`): a graph that is replayed sees tenso
 Python did since it was recorded.
 """
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -200,6 +202,23 @@ def test_irreducible_losses_and_evaluation_in_graphs(monkeypatch):
     assert torch.equal(values, others)
     assert found == expected
     assert found[0] != found[-1]
+
+
+@pytest.mark.parametrize(
+    "kind", ["rho", "overlapped", "folded", "shortlist", "annealed, probation"]
+)
+def test_graphs_go_with_their_trainer(kind):
+    """And with them their memory. To capture another one does not make Python look for rings any more."""
+    gc.collect()
+    gc.disable()
+    try:
+        made = done(make(kind))
+        made.on_flush.clear()  # which has the trainer, too
+        left = [weakref.ref(made), *(weakref.ref(one) for one in made.captured.values())]
+        del made
+        assert [one() for one in left] == [None] * 3
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", ["rho", "uniform"])

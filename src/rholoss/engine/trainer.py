@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,8 @@ class Trainer:
             )
         self.device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
+        # A trainer that held itself would hold its graphs' memory, too, until Python looks for such.
+        own = weakref.proxy(self)
         self.body = DeviceStep(
             self.model,
             self.optimizer,
@@ -163,7 +166,7 @@ class Trainer:
             scorer,
             candidates,
             self.k,
-            generator=self._generator,
+            generator=lambda: own._generator(),
             irreducible=table,
             live=self._live(overlap),
             compile=compile,
