@@ -11,6 +11,7 @@ import rholoss as rho
 from rholoss.engine import Folded, Gate, Resident, Shortlist, Trainer, clock
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.clock import ScoringCost
+from rholoss.errors import RholossError
 from rholoss.ledger import Ledger
 from rholoss.methods import by_name
 
@@ -80,6 +81,21 @@ def test_timing_leaves_a_live_model_alone():
     assert before["1.num_batches_tracked"] > 0
     made.time_scoring(repeats=2)
     assert all(torch.equal(value, before[name]) for name, value in live.model.state_dict().items())
+
+
+@pytest.mark.parametrize("highest", [155, 156])
+def test_a_byte_that_the_model_has_no_output_for_is_told(highest):
+    """In a byte -100, the label of a token that does not count, would be 156."""
+    bytes_NL = torch.randint(0, 100, (N, 6), dtype=torch.uint8, generator=GENERATOR)
+    bytes_NL[-1, -1] = highest
+    model = nn.Sequential(nn.Embedding(256, 4), nn.Linear(4, 156))
+    data = Resident(bytes_NL, bytes_NL, dtype=torch.long, device="cpu")
+    made = Trainer(model, data, total_steps=4, method="uniform", loss="tokens", candidates=32)
+    if highest < 156:
+        made.train(4)
+        return
+    with pytest.raises(RholossError, match="labels go from 0 to 156, but the model put out 156"):
+        made.train(4)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,16 @@ def test_what_is_left_out_is_measured(wrong):
     assert (~stays & ~is_wrong).sum() == 0
 
 
+@pytest.mark.parametrize("share", [0.04, 0.2, 0.49])
+def test_no_more_is_left_out_than_is_wrong_and_nothing_is_sorted_for_it(monkeypatch, share):
+    """The device waits for the plan, in every pass on probation."""
+    losses = CHANCE + torch.randperm(N, generator=torch.Generator().manual_seed(0)) / N
+    known = situation(0.5, losses[:, None].expand(N, 4))
+    expected = losses.sort(descending=True).values[round(share * N)]
+    monkeypatch.setattr(torch.Tensor, "sort", None, raising=False)
+    assert Remembered(CHANCE)._measured(known, 0.0, share, CHANCE) == (share, expected)
+
+
 def test_where_labels_are_known_by_heart_chance_still_tells_the_wrong_ones():
     """A model that has learnt each row by itself is sure of the easy ones, whatever the others say."""
     losses = torch.full((N, 4), 0.001)

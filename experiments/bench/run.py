@@ -343,7 +343,7 @@ def run(
                     bar.advance(note=told(record))
                     print(told(record), flush=True)
             if len(running) < before:
-                gc.collect()  # a trainer holds itself and, by it, memory of the device
+                gc.collect()  # an evaluator holds itself and, by it, memory of the device
             pace.look(current for _, current in running)
     failed.tell()
     return finished

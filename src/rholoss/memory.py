@@ -81,7 +81,7 @@ class Situation:
 
     def random(self) -> Tensor:
         """A number in [0, 1) for each row."""
-        return torch.rand(len(self.seen), generator=self.generator)
+        return torch.rand(len(self.seen), generator=self.generator, device="cpu")
 
 
 Plan = Callable[[Situation], Epoch]

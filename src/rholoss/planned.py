@@ -148,7 +148,8 @@ class Planned(DistributedSampler[int]):
         progress = self.begun / self.passes
         epoch = self.plan(Situation(progress, seen, recent, None, generator, memory.notes))
         check_epoch(epoch, len(seen))
-        order = epoch.rows[torch.randperm(len(epoch.rows), generator=generator)]
+        shuffled = torch.randperm(len(epoch.rows), generator=generator, device="cpu")
+        order = epoch.rows[shuffled]
         self._enter(order, epoch.weight, 0)
         return order
 

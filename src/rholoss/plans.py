@@ -26,7 +26,8 @@ class RandomShare:
 
     def __call__(self, situation: Situation) -> Epoch:
         """The rows whose lot is drawn."""
-        order = torch.randperm(len(situation.seen), generator=situation.generator)
+        num = len(situation.seen)
+        order = torch.randperm(num, generator=situation.generator, device="cpu")
         return Epoch(order[: max(1, round(self.share * len(order)))])
 
 
@@ -48,7 +49,7 @@ class InfoBatch:
     def __call__(self, situation: Situation) -> Epoch:
         """Rows and weights."""
         s = situation
-        everything = torch.arange(len(s.seen))
+        everything = torch.arange(len(s.seen), device="cpu")
         known = s.last.isfinite()
         if s.progress >= self.until or not known.any():
             return Epoch(everything)
@@ -183,9 +184,10 @@ class Remembered:
         if not self.least < (wrong if self.chance is None else hopeless) < UNSURE:
             return doubt, math.inf
         sure = -math.log(believed) if believed else math.inf
-        highest = s.lowest.clamp(min=0.0).sort(descending=True).values  # unknown rows come last
-        # No more is above the bound than is wrong.
-        return wrong, max(min(chance, sure), float(highest[round(wrong * len(highest))]))
+        # No more is above the bound than is wrong. Unknown rows are lowest. Not sorted: a GPU waits for it.
+        kth = len(s.seen) - round(wrong * len(s.seen))
+        highest = s.lowest.clamp(min=0.0).kthvalue(kth).values
+        return wrong, max(min(chance, sure), float(highest))
 
     def _by_chance(self, s: Situation) -> tuple[float, float]:
         """The share of rows that were never better than chance, and chance if they are enough.

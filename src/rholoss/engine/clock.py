@@ -89,7 +89,9 @@ def telling_rows(step: DeviceStep) -> Tensor:
     rows = torch.arange(min(FEW, len(targets)), device=targets.device)
     if step.task.per_example not in CLASSES or targets.is_floating_point():
         return rows
-    label_NL = torch.where(targets == IGNORED, 0, targets).view(len(targets), -1)
+    if targets.dtype != torch.uint8:  # in a byte -100 is 156
+        targets = torch.where(targets == IGNORED, 0, targets)
+    label_NL = targets.view(len(targets), -1)
     ends = [label_NL.amin(1).argmin(), label_NL.amax(1).argmax()]
     return torch.cat([torch.stack(ends), rows[2:]])
 

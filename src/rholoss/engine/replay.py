@@ -40,7 +40,7 @@ class Recorded:
                 f"{where} must hold steps that all chose as many rows, but has {len(chosen)} steps with "
                 f"{sizes} rows. Record with `drop_last=True`, or by the engine."
             )
-        self.index = torch.as_tensor(chosen).long()  # [steps, k]
+        self.index = torch.as_tensor(chosen, device="cpu").long()  # [steps, k]
 
     def __len__(self) -> int:
         return len(self.index)

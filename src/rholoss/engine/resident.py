@@ -68,7 +68,11 @@ class Resident:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device = whole_name(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        inputs, targets = torch.as_tensor(inputs), as_targets(targets)
+        if not isinstance(
+            inputs, Tensor
+        ):  # on the host, until it is known that they fit the device
+            inputs = torch.as_tensor(inputs, device="cpu")
+        targets = as_targets(targets)
         ids = checked_ids(ids, len(inputs), len(targets))
         self.images = inputs.ndim == 4
         if augment is not None and not self.images:

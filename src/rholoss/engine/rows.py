@@ -43,7 +43,7 @@ def by_id(table: Table, ids: Tensor) -> Tensor:
     """The losses of these ids as a tensor by id, where the ids are; NaN between them."""
     loss_N = table.lookup(ids.cpu())
     raise_unmeasured(ids.cpu(), loss_N)
-    whole = torch.full((int(ids.max()) + 1,), torch.nan)
+    whole = torch.full((int(ids.max()) + 1,), torch.nan, device="cpu")
     whole[ids.cpu()] = loss_N
     return whole.to(ids.device)
 
@@ -85,7 +85,7 @@ class Rows:
         self.recorded = recorded  # rows of each step, if choices are replayed
         self.passes = 0
         self.num = len(data)  # rows of the pass that was dealt last
-        self._all = torch.arange(len(data))
+        self._all = torch.arange(len(data), device="cpu")
         self.drop = drop
         self.use(irreducible)
 
@@ -113,7 +113,8 @@ class Rows:
             if self.plan is not None and weight is not None and not scores:
                 rows = self._planned(self.plan, progress, generator, weight)
             self.num = len(rows)
-            order.deal(rows[torch.randperm(len(rows), generator=generator)])
+            shuffled = torch.randperm(len(rows), generator=generator, device="cpu")
+            order.deal(rows[shuffled])
 
     def _planned(self, plan: Plan, progress: float, generator: Generator, weight: Tensor) -> Tensor:
         assert self.memory is not None

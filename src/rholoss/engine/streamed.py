@@ -48,7 +48,9 @@ class Streamed:
         self._options: dict[str, Any] = {
             "mean": mean, "std": std, "augment": augment, "device": device, "dtype": dtype
         }  # fmt: skip
-        self._where = torch.arange(len(self.inputs))  # the place among the inputs of each row
+        self._where = torch.arange(
+            len(self.inputs), device="cpu"
+        )  # the place among the inputs of each row
         sample = self.inputs[:1]
         self._kind = torch.as_tensor(
             sample.copy() if isinstance(sample, np.ndarray) else sample
@@ -67,6 +69,7 @@ class Streamed:
 
     def buffer(self, rows: int, **options: Any) -> Tensor:
         """Room for so many inputs as they are on the host."""
+        options = {"device": "cpu", **options}
         return torch.empty(rows, *self.inputs.shape[1:], dtype=self._kind, **options)
 
     def read(self, rows: Tensor, out: Tensor) -> Tensor:
@@ -125,7 +128,7 @@ class Window:
         self._free = torch.cuda.Event() if on_gpu else None
         if self._free is not None:  # not before what had the stage's memory last is done with it
             self._free.record(torch.cuda.current_stream(device))
-        self._turn, self._coming = 0, torch.empty(0, dtype=torch.long)
+        self._turn, self._coming = 0, self.data._where[:0]
 
     def prefetch(self, rows: Tensor | None) -> None:
         """Read rows (on the host) and send them on their way."""

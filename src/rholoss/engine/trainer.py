@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,8 @@ class Trainer:
             )
         self.device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
+        # A trainer that held itself would hold its graphs' memory, too, until Python looks for such.
+        own = weakref.proxy(self)
         self.body = DeviceStep(
             self.model,
             self.optimizer,
@@ -163,7 +166,7 @@ class Trainer:
             scorer,
             candidates,
             self.k,
-            generator=self._generator,
+            generator=lambda: own._generator(),
             irreducible=table,
             live=self._live(overlap),
             compile=compile,
@@ -190,7 +193,9 @@ class Trainer:
         self.losses: list[Tensor] = []  # of the steps from where it began, as they were read
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
-        self.reducible = torch.zeros(0)  # mean scores of the steps of this hundred that scored
+        self.reducible = torch.zeros(
+            0, device="cpu"
+        )  # mean scores of the steps of this hundred that scored
 
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""
@@ -291,7 +296,7 @@ class Trainer:
             int(t) for t in (counters.not_finite, counters.short, counters.broken)
         )
         counters.row.zero_()
-        reducible = counters.reducible[:num].cpu()[torch.tensor(self._window)]
+        reducible = counters.reducible[:num].cpu()[torch.tensor(self._window, device="cpu")]
         scored, self._window = self._window, []
         self.ledger.tick()
         self._cost.tell()
@@ -374,7 +379,8 @@ def check_run(data: Any, total_steps: int) -> None:
 
 def _rates(learning_rate: Rate, total_steps: int) -> Tensor:
     rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
-    rates = torch.tensor([float(rate(step)) for step in range(total_steps)], dtype=torch.float64)
+    each = [float(rate(step)) for step in range(total_steps)]
+    rates = torch.tensor(each, dtype=torch.float64, device="cpu")
     bad = (~rates.isfinite() | (rates < 0)).nonzero().flatten().tolist()
     if bad:
         raise RholossError(
