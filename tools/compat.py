@@ -1,4 +1,4 @@
-"""Run the tests of the integrations against the oldest and the newest supported versions.
+"""Run the tests of the library and the integrations against the oldest and the newest supported versions.
 
     make compat        or        python tools/compat.py [oldest between newest trl] [--folder DIR]
 
@@ -20,7 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = ROOT / "tests" / "full"
-TOOLS = ["pytest", "hypothesis", "rich", "typer", "safetensors", "pyarrow", "setuptools"]
+TOOLS = [
+    *("pytest", "hypothesis", "rich", "typer", "safetensors", "pyarrow", "setuptools"),
+    *("jinja2", "plotly", "pillow", "webdataset"),
+]
 FRAMEWORKS = (
     "torch",
     "transformers",
@@ -46,7 +49,7 @@ SETS = {
     "newest": ["torch", "transformers", "accelerate", "lightning", "datasets"],
     "trl": ["torch==2.13.0", "trl", "peft", "transformers", "accelerate", "datasets"],
 }
-TESTS = [
+INTEGRATIONS = [
     "tests/test_integrations_huggingface.py",
     "tests/test_integrations_hf_text.py",
     "tests/test_integrations_hf_parts.py",
@@ -58,6 +61,7 @@ TESTS = [
     "tests/test_integrations_ranks.py",
     "tests/test_integrations_examples.py",
 ]
+OTHERS = ("integrations", "experiments", "bench", "docs", "layout", "package")
 QUIET = ["--quiet", "--disable-pip-version-check"]
 
 
@@ -82,11 +86,21 @@ def versions(python: Path) -> str:
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
+def library() -> list[str]:
+    """The files that test the library itself."""
+    names = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
+    return [
+        f"tests/{name}" for name in names if not name.startswith(tuple(f"test_{o}" for o in OTHERS))
+    ]
+
+
 def run_tests(python: Path) -> tuple[str, bool]:
     """The last line of each file's tests, and why some were skipped or failed."""
     report, fine = [], True
-    around = {**os.environ, "PYTHONPATH": f"src{os.pathsep}.", "OMP_NUM_THREADS": "1"}
-    for path in TESTS:
+    places = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    around = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    # A process for each integration: what they set up for a process, others would find.
+    for name, paths in [("the library", library()), *((path, [path]) for path in INTEGRATIONS)]:
         # Warnings of old versions about new Pythons and the like are theirs, not ours.
         command = [
             python,
@@ -97,7 +111,9 @@ def run_tests(python: Path) -> tuple[str, bool]:
             "-W",
             "default",
             "-rsf",
-            path,
+            "-m",
+            "not gpu and not full",
+            *paths,
         ]
         done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True)
         lines = done.stdout.splitlines()
@@ -105,7 +121,7 @@ def run_tests(python: Path) -> tuple[str, bool]:
         last = next(
             (s for s in reversed(lines) if re.search(r"\d+ (passed|failed|skipped|error)", s)), "?"
         )
-        report += [f"{path}: {last.strip('= ')}", *(f"    {line}" for line in told)]
+        report += [f"{name}: {last.strip('= ')}", *(f"    {line}" for line in told)]
         fine &= done.returncode in (0, 5)  # 5: all were skipped
     return "\n".join(report).replace(str(ROOT.parent), ".."), fine
 
