@@ -68,9 +68,7 @@ class Resident:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device = whole_name(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if not isinstance(
-            inputs, Tensor
-        ):  # on the host, until it is known that they fit the device
+        if not isinstance(inputs, Tensor):  # on the host, until it is known that they fit
             inputs = torch.as_tensor(inputs, device="cpu")
         targets = as_targets(targets)
         ids = checked_ids(ids, len(inputs), len(targets))

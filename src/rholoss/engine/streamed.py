@@ -48,9 +48,7 @@ class Streamed:
         self._options: dict[str, Any] = {
             "mean": mean, "std": std, "augment": augment, "device": device, "dtype": dtype
         }  # fmt: skip
-        self._where = torch.arange(
-            len(self.inputs), device="cpu"
-        )  # the place among the inputs of each row
+        self._where = torch.arange(len(self.inputs), device="cpu")  # of each row, among the inputs
         sample = self.inputs[:1]
         self._kind = torch.as_tensor(
             sample.copy() if isinstance(sample, np.ndarray) else sample

@@ -193,9 +193,8 @@ class Trainer:
         self.losses: list[Tensor] = []  # of the steps from where it began, as they were read
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
-        self.reducible = torch.zeros(
-            0, device="cpu"
-        )  # mean scores of the steps of this hundred that scored
+        # Mean scores of the steps of this hundred that scored.
+        self.reducible = torch.zeros(0, device="cpu")
 
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""
