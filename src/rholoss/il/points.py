@@ -172,7 +172,8 @@ def batches(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[int
 
 def loaded(loader: DataLoader[Any]) -> Iterator[Any]:
     """Batches that are made on the host, where a loader draws, also if torch's default device is another."""
-    if torch.get_default_device().type == "cpu":
+    # Not `torch.get_default_device`, which in torch 2.6 fails once the default was set back to None.
+    if torch.empty(0).device.type == "cpu":
         yield from loader
         return
     with torch.device("cpu"):
