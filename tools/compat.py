@@ -110,7 +110,7 @@ def run_tests(python: Path) -> tuple[str, bool]:
             "no:cacheprovider",
             "-W",
             "default",
-            "-rsf",
+            "-rsfE",
             "-m",
             "not gpu and not full",
             *paths,
