@@ -136,14 +136,16 @@ def patient() -> Any:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     dist.barrier()  # all are here
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+    older = dist.distributed_c10d._set_pg_timeout  # of which torch 2.15 warns
+    set_timeout = getattr(dist, "set_timeout", older)
+    set_timeout(timedelta(seconds=0.5))
     try:
         il = rho.fit_irreducible(
             network, Points(80, 1), score=Points(100), loss=slow, out=folder() / "slow", **FIT
         )
         return len(il)
     finally:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
+        set_timeout(timedelta(seconds=PATIENCE))
 
 
 def _die_once() -> None:
