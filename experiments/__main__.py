@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import signal
 import sys
 from pathlib import Path
 
@@ -151,7 +152,10 @@ def _run(a: argparse.Namespace) -> None:
         prepared = Preparation(bench, [c for _, c in missing(cells, a.out, *known)], a.claims)
         claim = functools.partial(processes.claim, a.claims)
         more |= {"claim": claim, "ready": prepared, "progress": False}
-    run(bench, cells, a.out, **more)
+    try:
+        run(bench, cells, a.out, **more)
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None  # what becomes of the runs was told
 
 
 def _report(a: argparse.Namespace) -> None:

@@ -45,7 +45,8 @@ def share(number: int, module: str, words: Sequence[str]) -> None:
     """`python -m module words` so many times, and wait for all."""
     command = [sys.executable, "-m", module, *words]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    parts = [subprocess.Popen(command) for _ in range(number)]
+    # In groups of their own: Ctrl-C in a terminal reaches this process, which then ends each of them once.
+    parts = [subprocess.Popen(command, process_group=0) for _ in range(number)]
     try:
         failed = sum(part.wait() != 0 for part in parts)
     except BaseException:  # interrupted or terminated: nobody is left to wait for them

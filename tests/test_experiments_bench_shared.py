@@ -12,7 +12,7 @@ from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
 from experiments import __main__ as command
 from experiments import records
 from experiments.bench import adapters, irreducible, pace
-from experiments.bench import run as bench_run
+from experiments.bench import training
 from experiments.bench.cell import Cell, Group, Study
 from experiments.bench.pace import Pace
 from experiments.bench.run import Bench, Run, done, run
@@ -158,7 +158,7 @@ def test_runs_share_their_compilations(root, monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda part, **given: plain(part, backend="eager", **given)
     )
-    monkeypatch.setattr(bench_run, "COMPILED", ("tiny",))
+    monkeypatch.setattr(training, "COMPILED", ("tiny",))
     for cached in (engine_step.compiled, adapters._compiled_call):
         cached.cache_clear()
     before = torch._dynamo.config.cache_size_limit  # monkeypatch would delete it afterwards

@@ -15,7 +15,8 @@ from experiments.bench.irreducible import Recipe
 from experiments.bench.numbers import Results, share_below
 from experiments.bench.problems import DATASETS
 from experiments.bench.report import SHOWS
-from experiments.bench.run import Bench, next_look, run
+from experiments.bench.run import Bench, run
+from experiments.bench.training import next_look
 from experiments.models import MODELS
 from experiments.studies import STUDIES, fig6, fig9
 from experiments.studies.digit_claims import DIGIT_CLAIMS

@@ -120,3 +120,29 @@ def test_compiled_runs_and_their_looks_are_graphs_side_by_side(tmp_path):
         assert current.error is None
         assert len(current.evals) == 20
     assert runs[3].evaluate_il is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
+def test_runs_that_were_put_aside_go_on_as_graphs(tmp_path):
+    root = write_cifar10(tmp_path / "data")
+    base = {**BASE, "model": "small_cnn", "epochs": 30}
+    cells = [
+        Cell(**base),
+        Cell(method="rho", il="small_cnn, clean holdout", **base),
+        Cell(method="rho", il="small_cnn, live", **base),
+    ]
+    first = Bench(root, recipe=RECIPE)
+    runs = [first.start(cell) for cell in cells]
+    for current in runs:
+        while current.step < 72:
+            current.advance(72 - current.step)
+    first.unfinished.put_aside(runs)
+    second = Bench(root, recipe=RECIPE)
+    assert [second.steps_left(cell) for cell in cells] == [150 - 72] * 3
+    assert run(second, [("gpu", cell) for cell in cells], tmp_path / "out", progress=False) == 3
+    for line in done(tmp_path / "out").values():
+        assert line["resumed"] == 1
+        assert [step for step, _ in line["eval"]] == list(range(5, 151, 5))
+        assert len(line["shares"]["correct"]) == 30
+        assert line["trained"] == 150 * BASE["n_b"]

@@ -47,7 +47,7 @@ def made(tmp_path, monkeypatch):
     started = []
 
     class InTurn:
-        def __init__(self, words):
+        def __init__(self, words, **options):
             assert words[1:3] == ["-m", "experiments"]
             started.append(words[3:])
             command.main(words[3:])

@@ -26,6 +26,7 @@ class Progress(Protocol):
     ledger: Any
     precision: str | None
     error: str | None
+    resumed: int
 
     def shares(self) -> dict[str, list[float]]:
         """Shares of the picks by epoch."""
@@ -47,6 +48,7 @@ def line(run: Progress, study: str, side_by_side: int) -> dict[str, Any]:
         "per_class": [] if last is None else [_number(100 * x, 2) for x in last.per_class],
         "seconds": {"il": il, "train": round(train, 2), "total": round(il + train, 2)},
         "side_by_side": side_by_side,
+        "resumed": run.resumed,
         "scored": run.ledger.scored,
         "trained": run.ledger.trained,
         "shares": run.shares(),

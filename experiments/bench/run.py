@@ -15,29 +15,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from experiments import records
-from experiments.bench.adapters import Compiled, OwnPrecision, Unaugmented
+from experiments.bench.adapters import OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
 from experiments.bench.irreducible import LIVE, Fits, Losses, Member, Recipe, parse, save_arrays
 from experiments.bench.lines import line, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
 from experiments.bench.streaming import STREAMS, Loop, prepare_streamed
-from experiments.bench.watch import Shares, Watched
+from experiments.bench.training import Run
+from experiments.bench.unfinished import Unfinished, terminable
 from experiments.datasets import data_dir
 from experiments.models import MODELS
-from rholoss import LiveIrreducible, WithIndex, annealed, constant, coreset
-from rholoss.engine import Evaluation, Evaluator, Resident, Trainer, adamw
-from rholoss.engine.trainer import WINDOW
-from rholoss.engine.tuning import FASTER
-from rholoss.errors import RholossError, TooFewFiniteScoresError
+from rholoss import LiveIrreducible, WithIndex, coreset
+from rholoss.engine import Resident
+from rholoss.engine.interrupt import whole_steps
+from rholoss.errors import RholossError
 from rholoss.progress import Bar
 
-CHUNK = 50  # steps of one run before the next one has its turn
 LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
-COMPILED = ("resnet18", "small_cnn")  # the others train too shortly to repay minutes of compiling
 AGAIN = 0.5  # seconds, if all runs that are left wait for another process
 RECOMPILES = 64  # kinds of model, batch size and method that one process may compile
 
@@ -48,6 +45,7 @@ class Bench:
     Args:
         root: the data directory.
         folder: where irreducible losses and their models are kept; by default below the data directory.
+            Runs that are cut off are kept beside it.
         precision, compile: 'bf16' or 'fp32'; by default bf16 and compiled on a GPU, fp32 elsewhere.
     """
 
@@ -74,6 +72,7 @@ class Bench:
         self.fits = Fits(
             MODELS, self.folder, recipe or Recipe(), precision=self.precision, compile=False
         )
+        self.unfinished = Unfinished(self.folder.parent / "unfinished-runs", self.precision)
         self._coresets: dict[tuple[str, ...], Resident] = {}
 
     def problem(self, cell: Cell) -> Problem:
@@ -81,10 +80,15 @@ class Bench:
         return self.problems.get(cell.dataset, cell.labels, cell.part)
 
     def start(self, cell: Cell) -> Run | Loop:
-        """A run of the cell, on the device or, where data is streamed, in an ordinary loop."""
+        """A run of the cell, on the device or, where data is streamed, in an ordinary loop.
+
+        One that was cut off goes on where it was, unless its data is streamed.
+        """
         if cell.dataset in STREAMS:
             return Loop(cell, self.problems.root, self.folder, precision=self.precision)
-        return Run(self, cell)
+        run = Run(self, cell)
+        self.unfinished.resume(run)
+        return run
 
     def steps_per_epoch(self, cell: Cell) -> int:
         """An epoch is one pass of the candidates; what is left over is dropped."""
@@ -93,6 +97,10 @@ class Bench:
     def steps(self, cell: Cell) -> int:
         """All steps of a run; 0 where data is streamed, and not counted before."""
         return 0 if cell.dataset in STREAMS else cell.epochs * self.steps_per_epoch(cell)
+
+    def steps_left(self, cell: Cell) -> int:
+        """Those that are still to be taken if an earlier process began the run."""
+        return self.steps(cell) - self.unfinished.step(cell)
 
     def losses(self, cell: Cell) -> Losses | None:
         """The irreducible losses that the cell names."""
@@ -155,127 +163,6 @@ class Bench:
         return np.asarray(chosen.ids)
 
 
-class Run:
-    """One cell in progress."""
-
-    def __init__(self, bench: Bench, cell: Cell) -> None:
-        self.bench, self.cell, self.problem = bench, cell, bench.problem(cell)
-        losses, self.started = bench.losses(cell), time.perf_counter()
-        self.il_about = None if losses is None else losses.about
-        self.precision = bench.precision
-        self.steps_per_epoch = bench.steps_per_epoch(cell)
-        self.stream = torch.cuda.Stream() if bench.cuda else None
-        self.evals: list[tuple[int, float]] = []
-        self.il_evals: list[tuple[int, float]] = []
-        self.error: str | None = None
-        self.last: Evaluation | None = None
-        self._looking_at: int | None = None  # the step of an evaluation that was not read yet
-        total = bench.steps(cell)
-        # Made on the host. The GPU's generator is not seeded: runs that are under way draw from it.
-        torch.default_generator.manual_seed(cell.seed)
-        model = MODELS[cell.model](self.problem.num_classes)
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.watched = Watched(model, cell.n_b)
-        source, svp = bench.irreducible(cell), cell.method == "svp"
-        compiled = bench.compile and cell.model in COMPILED
-        self.trainer = Trainer(
-            self.watched,
-            bench.core_set(cell) if svp else self.problem.train,
-            total_steps=total,
-            method="uniform" if svp else cell.method,
-            irreducible=source,
-            candidates=cell.n_b if svp else cell.n_B,  # nothing is left to choose in a core-set
-            keep=1.0 if svp else cell.n_b / cell.n_B,
-            optimizer=functools.partial(_adamw, weight_decay=cell.weight_decay),
-            learning_rate=cell.learning_rate,
-            batch_norm=cell.batch_norm,
-            precision=bench.precision,
-            compile=compiled,
-            tuning=FASTER if compiled else None,
-            schedule=annealed(total) if cell.schedule == "annealed" else constant(),
-            seed=cell.seed,
-        )
-        if self.trainer.k != cell.n_b:
-            raise RholossError(f"n_b={cell.n_b} of n_B={cell.n_B} gives {self.trainer.k} rows.")
-        picked = Shares(self.watched, self.problem, cell.epochs, self.steps_per_epoch)
-        self.trainer.on_flush.append(picked)
-        self.shares, self.ledger = picked.result, self.trainer.ledger
-        self.evaluate = self._evaluator(Compiled(model) if compiled else model)
-        live = isinstance(source, LiveIrreducible)
-        self.evaluate_il = self._evaluator(source.model) if live else None
-        if self.stream is not None:  # all of this was made on another one
-            self.stream.wait_stream(torch.cuda.current_stream())
-
-    def _evaluator(self, model: nn.Module) -> Evaluator:
-        data, classes = self.problem.test, self.problem.num_classes
-        return Evaluator(model, data, num_classes=classes, precision=self.bench.precision)
-
-    @property
-    def step(self) -> int:
-        return self.trainer.step
-
-    @property
-    def finished(self) -> bool:
-        return self.error is not None or self.trainer.step == self.trainer.total_steps
-
-    def advance(self, steps: int = CHUNK) -> int:
-        """Train on, at most to the next evaluation; returns the steps taken.
-
-        An evaluation is read in the next turn, so that other runs have theirs while it is made, and the
-        step in which the trainer waits for the device is left for a turn of its own.
-        """
-        trainer, before = self.trainer, self.trainer.step
-        on_stream = torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
-        with on_stream:
-            self._read_look()
-            try:
-                look = next_look(before, self.steps_per_epoch, self.cell.looks)
-                trainer.train(min(steps, look - before, before_waiting(before)))
-                if trainer.step == trainer.total_steps:
-                    trainer.flush()
-            except TooFewFiniteScoresError as problem:  # a run that diverged is a result too
-                self.error = str(problem)
-                return trainer.step - before
-            if trainer.step == look:
-                self._begin_look()
-            if trainer.step == trainer.total_steps:
-                self._read_look()
-        return trainer.step - before
-
-    def _begin_look(self) -> None:
-        self._looking_at = self.trainer.step
-        for evaluate in (self.evaluate, self.evaluate_il):
-            if evaluate is not None:
-                evaluate.begin()
-
-    def _read_look(self) -> None:
-        step, self._looking_at = self._looking_at, None
-        if step is None:
-            return
-        self.last = self.evaluate.read()
-        self.evals.append((step, round(100 * self.last.accuracy, 2)))
-        if self.evaluate_il is not None:
-            self.il_evals.append((step, round(100 * self.evaluate_il.read().accuracy, 2)))
-
-
-def next_look(step: int, steps_per_epoch: int, looks: int) -> int:
-    """The step of the next evaluation: `looks` an epoch, evenly, one of them at its end."""
-    done = step * looks // steps_per_epoch
-    return -(-(done + 1) * steps_per_epoch // looks)
-
-
-def before_waiting(step: int) -> int:
-    """Steps up to the one in which the trainer waits, or that one."""
-    return (WINDOW - 1 - step) % WINDOW or 1
-
-
-def _adamw(parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-    optimizer = adamw(parameters)
-    for group in optimizer.param_groups:
-        group["weight_decay"] = weight_decay
-    return optimizer
-
-
 def done(*folders: Path) -> dict[str, dict[str, Any]]:
     """Lines of all studies below these folders by the key of their cell; the latest counts."""
     found = records.read(
@@ -316,41 +203,48 @@ def run(
     waiting = missing(cells, out, *known)
     running: list[tuple[str, Run | Loop]] = []
     finished, failed = 0, _Failures()
-    with Bar(len(waiting), "runs", enabled=progress) as bar:
-        while True:
-            later = False
-            for study, cell in list(waiting):
-                if pace.over or len(running) == side_by_side:
+    with Bar(len(waiting), "runs", enabled=progress) as bar, terminable():
+        try:
+            while True:
+                later = False
+                for study, cell in list(waiting):
+                    if pace.over or len(running) == side_by_side:
+                        break
+                    with failed.kept(study, cell):
+                        if not pace.allows(cell, bench.steps_left(cell)):
+                            continue  # a shorter one may do
+                        if not ready(cell):
+                            later = True
+                            continue
+                        if claim(cell.key()):
+                            running.append((study, bench.start(cell)))
+                    waiting.remove((study, cell))
+                if not running and not later:
                     break
-                with failed.kept(study, cell):
-                    if not pace.allows(cell, bench.steps(cell)):
-                        continue  # a shorter one may do
-                    if not ready(cell):
-                        later = True
-                        continue
-                    if claim(cell.key()):
-                        running.append((study, bench.start(cell)))
-                waiting.remove((study, cell))
-            if not running and not later:
-                break
-            if not running:
-                time.sleep(AGAIN)
-            before = len(running)
-            for record in _turn(running, failed, side_by_side):
-                with failed.kept(record["study"], Cell.of(record)):
-                    records.append(out / record["study"] / "runs.jsonl", record)
-                    finished += 1
-                    bar.advance(note=told(record))
-                    print(told(record), flush=True)
-            if len(running) < before:
-                gc.collect()  # an evaluator holds itself and, by it, memory of the device
-            pace.look(current for _, current in running)
+                if not running:
+                    time.sleep(AGAIN)
+                before = len(running)
+                for record in _turn(bench, running, failed, side_by_side):
+                    kept = failed.kept(record["study"], Cell.of(record))
+                    with kept, whole_steps() as let_interrupt_through:  # not between the two
+                        records.append(out / record["study"] / "runs.jsonl", record)
+                        bench.unfinished.forget(Cell.of(record))
+                        finished += 1
+                        bar.advance(note=told(record))
+                        print(told(record), flush=True)
+                    let_interrupt_through()
+                if len(running) < before:
+                    gc.collect()  # an evaluator holds itself and, by it, memory of the device
+                pace.look(current for _, current in running)
+        except KeyboardInterrupt:
+            bench.unfinished.put_aside([current for _, current in running])
+            raise
     failed.tell()
     return finished
 
 
 def _turn(
-    running: list[tuple[str, Run | Loop]], failed: _Failures, side_by_side: int
+    bench: Bench, running: list[tuple[str, Run | Loop]], failed: _Failures, side_by_side: int
 ) -> Iterator[dict[str, Any]]:
     """Each run has its turn; those that fail or end are let go, these with a line."""
     for entry in list(running):
@@ -362,6 +256,8 @@ def _turn(
         elif current.finished:
             running.remove(entry)
             yield line(current, study, side_by_side)
+        else:
+            bench.unfinished.keep(current)
 
 
 class _Failures:

@@ -126,7 +126,7 @@ class Loop:
             schedule=annealed(self.total_steps) if anneals else constant(),
             seed=cell.seed,
         )
-        self.step, self.error = 0, None
+        self.step, self.error, self.resumed = 0, None, 0
         self.evals: list[tuple[int, float]] = []
         self.il_evals: list[tuple[int, float]] = []
         self.last: Evaluation | None = None

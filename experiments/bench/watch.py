@@ -63,6 +63,15 @@ class Shares:
             self.sums[name].index_add_(0, epoch, right.float().sum(1))
         self.picks.index_add_(0, epoch, torch.full((num,), float(k)))
 
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far. Steps that the trainer has not flushed yet are not in them."""
+        return {"sums": self.sums, "picks": self.picks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with these sums."""
+        self.sums, self.picks = state["sums"], state["picks"]
+        self.watched.row.zero_()
+
     def result(self) -> dict[str, list[float]]:
         """Share of the picks of each epoch that was trained to its end or in part."""
         done = self.picks > 0

@@ -1,0 +1,128 @@
+"""Runs that are cut off go on where they were: their states are kept, now and then and at an interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments import processes, records
+from experiments.bench.cell import Cell
+from experiments.bench.streaming import Loop
+from experiments.bench.training import Run
+from rholoss.engine.interrupt import whole_steps
+from rholoss.errors import RholossError
+
+VERSION = 1
+EVERY = 300.0  # seconds between two states of a run: what a kill costs at most
+
+
+class Unfinished:
+    """A folder with the states of runs that are under way, or were.
+
+    A state is gone on with only where it was made: a run has one device, precision and version of torch.
+    """
+
+    def __init__(self, folder: Path, precision: str | None, every: float = EVERY) -> None:
+        self.folder, self.every = folder, every
+        self.here = (VERSION, records.device(), torch.__version__, precision)
+        self._kept: dict[str, float] = {}  # when each run was last kept, by its key
+
+    def path(self, cell: Cell) -> Path:
+        """Where the state of the cell's run lies, if there is one."""
+        return processes.file_of(self.folder, (cell.key(), *self.here)).with_suffix(".pt")
+
+    def step(self, cell: Cell) -> int:
+        """How far the cell's run has come; 0 where there is nothing to go on with."""
+        state = self._read(cell, mmap=True)  # one number of some hundred megabytes
+        return 0 if state is None else int(state["trainer"]["step"])
+
+    def resume(self, run: Run) -> None:
+        """Take a run that has just begun to where an earlier process left it."""
+        state = self._read(run.cell)
+        if state is None:
+            return
+        try:
+            run.load_state_dict(state)
+        except RholossError as error:  # other irreducible losses, say
+            self._tell(run.cell, f"begins anew: {error}")
+        else:
+            self._tell(run.cell, f"goes on at step {run.step}")
+
+    def keep(self, run: Run | Loop) -> None:
+        """Keep the state if that is due: from time to time, not after every turn."""
+        now = time.monotonic()
+        if now - self._kept.setdefault(run.cell.key(), now) >= self.every:
+            self._save(run)
+
+    def put_aside(self, runs: Iterable[Run | Loop]) -> None:
+        """Keep the states of all: the process is about to end."""
+        kept = sum(self._save(run) for run in runs)
+        if kept:
+            told = f"{kept} run(s) under way were put aside; the same command goes on with them."
+            print(told, file=sys.stderr, flush=True)
+
+    def forget(self, cell: Cell) -> None:
+        """The run has its line: let its state go, and what a kill left of an unfinished one."""
+        for path in self.folder.glob(f"{self.path(cell).stem}.*"):
+            path.unlink(missing_ok=True)
+
+    def _save(self, run: Run | Loop) -> bool:
+        if isinstance(run, Loop) or run.step == 0 or run.finished:
+            return False
+        path = self.path(run.cell)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            with whole_steps() as let_interrupt_through:  # half a state would miscount the picks
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(run.state_dict(), temporary)
+                temporary.replace(path)
+            let_interrupt_through()
+        except (OSError, RuntimeError, RholossError) as error:  # no room: the run itself goes on
+            temporary.unlink(missing_ok=True)
+            self._tell(run.cell, f"could not be kept: {error}")
+            return False
+        finally:
+            self._kept[run.cell.key()] = time.monotonic()
+        return True
+
+    def _read(self, cell: Cell, **options: Any) -> dict[str, Any] | None:
+        path = self.path(cell)
+        if not path.exists():
+            return None
+        try:
+            return dict(torch.load(path, map_location="cpu", weights_only=True, **options))
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            self._tell(cell, f"begins anew, since {path.name} cannot be read: {error}")
+            return None
+
+    def _tell(self, cell: Cell, what: str) -> None:
+        name = f"{cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), seed {cell.seed}"
+        print(f"{name}: {what}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM is an interrupt, which waits for the end of the step; further ones are ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

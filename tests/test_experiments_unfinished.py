@@ -1,0 +1,227 @@
+"""Runs that are cut off go on where they were, and end as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_bench import BASE, RECIPE, tiny, write_cifar10
+
+from experiments.bench.cell import Cell
+from experiments.bench.run import Bench, done, run
+from experiments.bench.training import Run
+from experiments.bench.unfinished import terminable
+from experiments.models import MODELS
+from rholoss.engine import Evaluator
+
+SAME = ("eval", "il_eval", "test_loss", "per_class", "shares", "scored", "trained", "steps")
+KINDS = [
+    ("uniform", "none", "clean"),
+    ("grad_norm_is", "none", "clean"),
+    ("rho", "tiny, clean holdout", "noise 10 %"),
+    ("rho", "tiny, live", "clean"),
+    ("svp", "tiny, clean holdout", "clean"),
+]
+
+
+def dropping(num_classes):
+    """Draws from torch's own generator in every step."""
+    return torch.nn.Sequential(tiny(num_classes)[:-1], torch.nn.Dropout(), torch.nn.Linear(16, 10))
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", tiny)
+    monkeypatch.setitem(MODELS, "dropping", dropping)
+    return write_cifar10(tmp_path / "data")
+
+
+@pytest.fixture
+def bench(root):
+    """A new process would have a new one; data and irreducible losses it would find where they are."""
+    return lambda **options: Bench(root, recipe=RECIPE, **options)
+
+
+def result(out):
+    (line,) = done(out).values()
+    return {name: line[name] for name in SAME}
+
+
+def cut_off(monkeypatch, step, times=1):
+    """The trainer is interrupted when it has taken this step, as by Ctrl-C."""
+    advance, left = Run.advance, [times]
+
+    def interrupted(self, steps=1):
+        if self.step == step and left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        return advance(self, 1)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+
+
+@pytest.mark.parametrize(("method", "il", "labels"), KINDS)
+@pytest.mark.parametrize(
+    "step", [7, 10]
+)  # in the middle of an epoch; at its end, evaluation unread
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    bench, tmp_path, monkeypatch, method, il, labels, step
+):
+    cells = [("s", Cell(method=method, il=il, labels=labels, **BASE))]
+    run(bench(), cells, tmp_path / "whole", progress=False)
+    cut_off(monkeypatch, step)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench(), cells, tmp_path / "cut", progress=False)
+    assert not done(tmp_path / "cut")
+    torch.manual_seed(99)  # another process is elsewhere in its random numbers
+    assert bench().steps_left(cells[0][1]) == 15 - step
+    assert run(bench(), cells, tmp_path / "cut", progress=False) == 1
+    assert result(tmp_path / "cut") == result(tmp_path / "whole")
+    lines = [*done(tmp_path / "whole").values(), *done(tmp_path / "cut").values()]
+    assert [line["resumed"] for line in lines] == [0, 1]
+    assert not list(bench().unfinished.folder.iterdir())  # nothing is left to go on with
+
+
+def test_dropout_goes_on_too(bench, tmp_path, monkeypatch):
+    cells = [("s", Cell(**{**BASE, "model": "dropping"}))]
+    run(bench(), cells, tmp_path / "whole", progress=False)
+    cut_off(monkeypatch, 7)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench(), cells, tmp_path / "cut", progress=False)
+    torch.manual_seed(99)
+    run(bench(), cells, tmp_path / "cut", progress=False)
+    assert result(tmp_path / "cut") == result(tmp_path / "whole")
+
+
+def test_all_runs_that_are_under_way_are_put_aside(bench, tmp_path, monkeypatch, capsys):
+    cells = [("s", Cell(seed=seed, **BASE)) for seed in range(3)]
+    run(bench(), cells, tmp_path / "whole", progress=False)
+    cut_off(monkeypatch, 7)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench(), cells, tmp_path / "cut", side_by_side=2, progress=False)
+    assert "2 run(s) under way were put aside" in capsys.readouterr().err
+    assert [bench().unfinished.step(cell) for _, cell in cells] == [7, 7, 0]
+    assert run(bench(), cells, tmp_path / "cut", progress=False) == 3
+    told = capsys.readouterr().err
+    assert told.count("goes on at step 7") == 2
+    found, expected = done(tmp_path / "cut"), done(tmp_path / "whole")
+    for key, line in expected.items():
+        assert {n: line[n] for n in SAME} == {n: found[key][n] for n in SAME}
+
+
+def test_an_interrupted_evaluation_is_made_again(bench, tmp_path, monkeypatch):
+    cells = [("s", Cell(**BASE))]
+    run(bench(), cells, tmp_path / "whole", progress=False)
+    begin, left = Evaluator.begin, [2]
+
+    def interrupted(self):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        begin(self)
+
+    monkeypatch.setattr(Evaluator, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench(), cells, tmp_path / "cut", progress=False)
+    run(bench(), cells, tmp_path / "cut", progress=False)
+    assert result(tmp_path / "cut") == result(tmp_path / "whole")
+
+
+def test_a_state_is_of_one_precision(bench, tmp_path, monkeypatch):
+    cells = [("s", Cell(**BASE))]
+    cut_off(monkeypatch, 7)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench(), cells, tmp_path, progress=False)
+    assert bench(precision="bf16").unfinished.step(cells[0][1]) == 0
+    assert bench().unfinished.step(cells[0][1]) == 7
+    assert bench().unfinished.step(replace(cells[0][1], seed=1)) == 0
+
+
+@pytest.mark.parametrize("spoil", [b"", b"PK\x03\x04 cut short", "other losses"])
+def test_a_state_that_does_not_fit_is_told_and_the_run_begins_anew(
+    bench, tmp_path, monkeypatch, capsys, spoil
+):
+    cell = Cell(method="rho", il="tiny, clean holdout", **BASE)
+    run(bench(), [("s", cell)], tmp_path / "whole", progress=False)
+    cut_off(monkeypatch, 7)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench(), [("s", cell)], tmp_path / "cut", progress=False)
+    path = bench().unfinished.path(cell)
+    if isinstance(spoil, bytes):
+        path.write_bytes(spoil)
+    else:
+        state = torch.load(path, weights_only=True)
+        state["trainer"]["made"]["irreducible losses"] = "others"
+        torch.save(state, path)
+    assert run(bench(), [("s", cell)], tmp_path / "cut", progress=False) == 1
+    assert "begins anew" in capsys.readouterr().err
+    assert result(tmp_path / "cut") == result(tmp_path / "whole")
+    (line,) = done(tmp_path / "cut").values()
+    assert line["resumed"] == 0
+
+
+def test_states_are_kept_from_time_to_time_and_a_full_disk_stops_no_run(
+    bench, tmp_path, monkeypatch, capsys
+):
+    saved, save = [], torch.save
+
+    def full(state, path):
+        saved.append(state["trainer"]["step"])
+        if len(saved) == 2:
+            raise OSError(28, "No space left on device")
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    made = bench()
+    made.unfinished.every = 0.0
+    run(made, [("s", Cell(**BASE))], tmp_path, progress=False)
+    assert saved == [5, 10]  # after each turn; not after the last, which has its line
+    assert "could not be kept: [Errno 28] No space left" in capsys.readouterr().err
+    assert not list(made.unfinished.folder.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_ended_is_gone_on_with(bench, root, tmp_path, number):
+    cell = Cell(seed=1, **BASE)
+    script = Path(__file__).with_name("fixtures_bench.py")
+    where = os.pathsep.join(map(str, (script.parents[1], script.parent)))
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(root), str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": where, "OMP_NUM_THREADS": "1"},  # as here
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while bench().unfinished.step(cell) == 0 and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    if number == signal.SIGTERM:
+        process.send_signal(number)  # whoever asks twice does not spoil it
+    _, told = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert ("put aside" in told) == (number != signal.SIGKILL)
+    step = bench().unfinished.step(cell)
+    assert step > 0
+    cells = [("kill", cell)]
+    run(bench(), cells, tmp_path / "out", progress=False)
+    run(bench(), cells, tmp_path / "whole", progress=False)
+    found = done(tmp_path / "out")[cell.key()]
+    assert found["resumed"] == 1
+    assert {name: found[name] for name in SAME} == result(tmp_path / "whole")
+
+
+def test_who_is_terminated_is_interrupted_once():
+    before = signal.getsignal(signal.SIGTERM)
+    with terminable():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # while what is under way is put aside
+    assert signal.getsignal(signal.SIGTERM) is before
