@@ -11,8 +11,7 @@ from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
 
 from experiments import __main__ as command
 from experiments import records
-from experiments.bench import adapters, irreducible, pace
-from experiments.bench import training
+from experiments.bench import adapters, irreducible, pace, training
 from experiments.bench.cell import Cell, Group, Study
 from experiments.bench.pace import Pace
 from experiments.bench.run import Bench, Run, done, run
