@@ -17,6 +17,7 @@ from experiments.bench.run import Bench, done, run
 from experiments.bench.training import Run
 from experiments.bench.unfinished import terminable
 from experiments.models import MODELS
+from rholoss import progress
 from rholoss.engine import Evaluator
 
 SAME = ("eval", "il_eval", "test_loss", "per_class", "shares", "scored", "trained", "steps")
@@ -183,6 +184,15 @@ def test_states_are_kept_from_time_to_time_and_a_full_disk_stops_no_run(
     assert saved == [5, 10]  # after each turn; not after the last, which has its line
     assert "could not be kept: [Errno 28] No space left" in capsys.readouterr().err
     assert not list(made.unfinished.folder.iterdir())
+
+
+def test_a_run_of_hours_says_where_it_stands(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    run(bench(), [("s", Cell(seed=seed, **BASE)) for seed in range(2)], tmp_path, side_by_side=1)
+    told = capsys.readouterr().err
+    assert "runs: 17 %, uniform, seed 0: 1 of 3 epochs, " in told
+    assert "runs: 50 %, 0:0" in told  # between two runs
+    assert "runs: 83 %, uniform, seed 1: 2 of 3 epochs, " in told
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")

@@ -50,6 +50,18 @@ def test_a_log_gets_lines_with_note_elapsed_and_remaining_time(monkeypatch, caps
     ]
 
 
+def test_work_of_hours_does_not_fill_a_log(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Bar(2, "runs") as bar:
+        for second in range(1, 7201):
+            now[0] = float(second)
+            bar.advance(1 / 3600)
+    lines = capsys.readouterr().err.splitlines()
+    assert 150 < len(lines) < 350  # not 1,440
+    assert lines[-1].startswith("runs: 100 %, 2:00:00 elapsed")
+
+
 def test_short_work_leaves_no_line_in_a_log(capsys):
     with Bar(3, "scoring") as bar:
         bar.advance(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ class Progress(Protocol):
     cell: Cell
     started: float
     step: int
+    total_steps: int
     steps_per_epoch: int
     evals: list[tuple[int, float]]
     il_evals: list[tuple[int, float]]
@@ -72,3 +74,14 @@ def told(line: dict[str, Any]) -> str:
         f"{line['study']}: {cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), "
         f"seed {cell.seed}: {accuracy}"
     )
+
+
+def standing(runs: Sequence[Progress]) -> str:
+    """Of the runs that are under way, where the one stands that has come furthest."""
+    if not runs:
+        return ""
+    first = max(runs, key=lambda run: run.step / run.total_steps)
+    accuracy = f", {first.evals[-1][1]:.2f} %" if first.evals else ""
+    epoch = first.step // first.steps_per_epoch
+    cell = first.cell
+    return f"{cell.method}, seed {cell.seed}: {epoch} of {cell.epochs} epochs{accuracy}"

@@ -20,7 +20,7 @@ from experiments import records
 from experiments.bench.adapters import OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
 from experiments.bench.irreducible import LIVE, Fits, Losses, Member, Recipe, parse, save_arrays
-from experiments.bench.lines import line, told
+from experiments.bench.lines import line, standing, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
 from experiments.bench.streaming import STREAMS, Loop, prepare_streamed
@@ -230,12 +230,15 @@ def run(
                         records.append(out / record["study"] / "runs.jsonl", record)
                         bench.unfinished.forget(Cell.of(record))
                         finished += 1
-                        bar.advance(note=told(record))
                         print(told(record), flush=True)
                     let_interrupt_through()
                 if len(running) < before:
                     gc.collect()  # an evaluator holds itself and, by it, memory of the device
-                pace.look(current for _, current in running)
+                under_way = [current for _, current in running]
+                pace.look(under_way)
+                over = bar.total - len(waiting) - len(under_way)
+                done_of_each = sum(current.step / current.total_steps for current in under_way)
+                bar.advance(over + done_of_each - bar.done, note=standing(under_way))
         except KeyboardInterrupt:
             bench.unfinished.put_aside([current for _, current in running])
             raise

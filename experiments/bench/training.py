@@ -89,8 +89,12 @@ class Run:
         return self.trainer.step
 
     @property
+    def total_steps(self) -> int:
+        return self.trainer.total_steps
+
+    @property
     def finished(self) -> bool:
-        return self.error is not None or self.trainer.step == self.trainer.total_steps
+        return self.error is not None or self.step == self.total_steps
 
     def advance(self, steps: int = CHUNK) -> int:
         """Train on, at most to the next evaluation; returns the steps taken.

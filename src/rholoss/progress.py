@@ -7,7 +7,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-LINE_EVERY = 5.0  # seconds between the lines that a log file or a notebook gets
+# Seconds between the lines that a log file or a notebook gets, and what share of the time so far: work of
+# hours would fill a log.
+LINE_EVERY, LINE_SHARE = 5.0, 0.02
 
 
 def clock(seconds: float) -> str:
@@ -33,10 +35,10 @@ class Bar:
 
     def __init__(self, total: int, description: str, enabled: bool = True) -> None:
         self.total, self.description, self.enabled = total, description, enabled
-        self.done, self.note = 0, ""
+        self.done, self.note = 0.0, ""
         self._rich: Any = None
         self._task: Any = None
-        self._printed = -1
+        self._printed = -1.0
 
     def __enter__(self) -> Bar:
         self._started = self._last = time.monotonic()
@@ -55,20 +57,22 @@ class Bar:
         elif self._printed not in (-1, self.done):  # work that was short stays silent
             self._print()
 
-    def advance(self, n: int = 1, note: str | None = None) -> None:
-        """`n` more are done; `note` replaces what stands behind the bar."""
+    def advance(self, n: float = 1, note: str | None = None) -> None:
+        """`n` more are done, or a part of one; `note` replaces what stands behind the bar."""
         self.done += n
         self.note = self.note if note is None else note
         if self._rich is not None:
             self._rich.update(self._task, completed=self.done, note=self.note)
-        elif self.enabled and time.monotonic() - self._last >= LINE_EVERY:
-            self._print()
+        elif self.enabled:
+            now = time.monotonic()
+            if now - self._last >= max(LINE_EVERY, LINE_SHARE * (now - self._started)):
+                self._print()
 
     def line(self) -> str:
         """The state of the work in one line."""
         elapsed = time.monotonic() - self._started
         left = elapsed / self.done * max(self.total - self.done, 0) if self.done else 0.0
-        share = f"{100 * self.done / self.total:.0f} %" if self.total else f"{self.done}"
+        share = f"{100 * self.done / self.total:.0f} %" if self.total else f"{self.done:g}"
         times = f"{clock(elapsed)} elapsed, {clock(left)} left"
         return ", ".join(
             part for part in (f"{self.description}: {share}", self.note, times) if part
