@@ -43,7 +43,8 @@ class Unfinished:
 
     def step(self, cell: Cell) -> int:
         """How far the cell's run has come; 0 where there is nothing to go on with."""
-        state = self._read(cell, mmap=True)  # one number of some hundred megabytes
+        # One number of some hundred megabytes.
+        state = self._read(cell, map_location="cpu", mmap=True)
         return 0 if state is None else int(state["trainer"]["step"])
 
     def resume(self, run: Run) -> None:
@@ -100,7 +101,7 @@ class Unfinished:
         if not path.exists():
             return None
         try:
-            return dict(torch.load(path, map_location="cpu", weights_only=True, **options))
+            return dict(torch.load(path, weights_only=True, **options))
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             self._tell(cell, f"begins anew, since {path.name} cannot be read: {error}")
             return None
