@@ -112,7 +112,7 @@ OPTIONS = {
             lambda setup, share=share: Shortlist(share / 100, by=Folded(RECENT)),  # type: ignore[misc]
             {"batch_norm": "eval"},
         )
-        for share in (75, 60, 50)
+        for share in (75, 60, 50, 40)
     },
     "uniform": Option(trainer={"method": "uniform", "irreducible": None}),
 }
@@ -286,11 +286,10 @@ def train(setup: Setup, name: str, steps: int, seed: int, log: Path) -> dict[str
 
 def cifar(arguments: argparse.Namespace) -> Setup:
     (images, labels), (test_images, test_labels) = cifar10(arguments.data)
-    low = torch.cuda.is_available()
-    dtype = torch.bfloat16 if low else torch.float32
+    precision = "bf16" if arguments.bf16 else None
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     pixels: dict[str, Any] = {"mean": CIFAR_MEAN, "std": CIFAR_STD, "dtype": dtype}
     given, _ = uniform_noise(labels, 10, arguments.noise, seed=2022)
-    precision = "bf16" if low else None
     data = Resident(images, given, augment=CropFlip(), **pixels)
     il = fit_resident(SmallCNN, data, folds=2, precision=precision)
     return Setup(
@@ -340,6 +339,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=32)
     parser.add_argument("--options", nargs="+", choices=[*OPTIONS, REPLAY])
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--bf16", action="store_true", default=torch.cuda.is_available())
     arguments = parser.parse_args(words)
     arguments.steps = arguments.steps or {"scores": 1000, "train": 1500}[arguments.mode]
     steps = arguments.steps

@@ -162,11 +162,12 @@ def agreement_page(found: list[dict[str, Any]]) -> list[str]:
         "counts if its mean Spearman is at least 0.9, its mean share at least 80 %, and its accuracy at most 0.3 points below "
         "exact. Rows: [agreement.jsonl](agreement.jsonl).",
     ]
-    problem = ("data", "noise", "k", "candidates")
+    problem = ("data", "noise", "k", "candidates", "device")
     for key in dict.fromkeys(tuple(row[name] for name in problem) for row in found):
         rows = [row for row in found if tuple(row[name] for name in problem) == key]
-        data, noise, k, candidates = key
-        lines += ["", f"## {data}, {noise:.0%} wrong labels, {k} of {candidates}", ""]
+        data, noise, k, candidates, device = key
+        title = f"## {data}, {noise:.0%} wrong labels, {k} of {candidates}, {device}"
+        lines += ["", title, ""]
         lines += [f"- {line}" for line in dict.fromkeys(where(row) for row in rows)]
         lines += ["", *_agreement_table(rows)]
     return lines
@@ -209,8 +210,8 @@ def _agreement_table(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _as_the_last(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one length and kind of run, on one device: that of the last."""
-    kind = {name: found[-1][name] for name in ("steps", "compile", "device")} if found else {}
+    """Rows of one length and kind of run: that of the last."""
+    kind = {name: found[-1][name] for name in ("steps", "compile")} if found else {}
     return [row for row in found if kind.items() <= row.items()]
 
 

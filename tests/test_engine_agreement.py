@@ -149,6 +149,9 @@ def test_an_option_is_held_against_exact_runs_of_its_own_seeds_length_and_device
     page = "\n".join(pages.agreement_page([*looks, *rows]))
     assert "| exact |  | 1.00 |  | 92.00 | +0.00 |  |" in page
     assert "| proxy | 1.000, 90% | 1.00 |  | 93.00 | -1.00 | no |" in page
+    apart = page.split("## digits, 10% wrong labels, 32 of 320, another")[1].split("## ")[0]
+    assert "60.00" in apart
+    assert "proxy" not in apart
 
 
 def test_a_run_of_a_few_rows_has_a_page_too():
