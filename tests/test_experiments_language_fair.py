@@ -157,7 +157,7 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     class InTurn:
         """A process that is run here, at once."""
 
-        def __init__(self, words):
+        def __init__(self, words, process_group):
             events.append("process")
             self.args = words
             command.main(words[3:])

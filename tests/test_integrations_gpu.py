@@ -23,9 +23,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # the fra
 @pytest.fixture(autouse=True)
 def same_precision():
     """Transformers turns TF32 on for the whole process when it compiles: not for the tests that follow."""
-    before = torch.backends.fp32_precision
+    everywhere, products = torch.backends.fp32_precision, torch.get_float32_matmul_precision()
     yield
-    torch.backends.fp32_precision = before
+    torch.backends.fp32_precision = everywhere
+    torch.set_float32_matmul_precision(products)  # which accelerate sets by the old name
 
 
 def check(seen, first, model):
