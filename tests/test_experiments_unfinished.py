@@ -188,7 +188,9 @@ def test_states_are_kept_from_time_to_time_and_a_full_disk_stops_no_run(
 
 def test_a_run_of_hours_says_where_it_stands(bench, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
-    monkeypatch.setattr(progress, "LINE_SHARE", 0.0)  # the first run may be slow, and the second not
+    monkeypatch.setattr(
+        progress, "LINE_SHARE", 0.0
+    )  # the first run may be slow, and the second not
     run(bench(), [("s", Cell(seed=seed, **BASE)) for seed in range(2)], tmp_path, side_by_side=1)
     told = capsys.readouterr().err
     assert "runs: 17 %, uniform, seed 0: 1 of 3 epochs, " in told
