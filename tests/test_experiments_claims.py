@@ -201,6 +201,7 @@ def test_every_study_of_the_paper_has_a_claim():
         "real_noise",
         "real_noise_milder",
         "il_strength",
+        "mixed_up",
         "noise_conventions",
         "fig9_weak_target",
     }

@@ -97,6 +97,8 @@ def test_what_is_shared_goes_by_the_model_that_is_fitted():
         assert shared_by(Cell(il=f"resnet18, {source}")) == shared_by(
             Cell(il="resnet18, clean holdout")
         )
+    halves = (Cell(il=f"small_cnn, cross-fit{how}") for how in ("", " mixed up"))
+    assert len({shared_by(cell) for cell in halves}) == 1
     assert shared_by(Cell()) is None
 
 

@@ -30,9 +30,11 @@ from rholoss.progress import Bar
 
 # Where the model comes from. A clean holdout as in the paper's noise runs; one that is as noisy as the
 # training labels, as in life; the two halves of the training set; and a model that goes on learning.
-# LIVE says in which mode its BatchNorm learns.
+# LIVE says in which mode its BatchNorm learns. MIXED_UP is the cross-fit of the authors' code on half of
+# CIFAR, which takes places in the half for ids: every second point has its loss from the model that saw it.
 LIVE = {"live": "eval", "live in train mode": "train"}
-SOURCES = ("clean holdout", "noisy holdout", "cross-fit", *LIVE)
+CROSS_FIT, MIXED_UP = "cross-fit", "cross-fit mixed up"
+SOURCES = ("clean holdout", "noisy holdout", CROSS_FIT, MIXED_UP, *LIVE)
 # 'small_cnn ladder, clean holdout': its losses after so many epochs first, those of lowest loss at last.
 LADDER, RUNGS = " ladder", (4, 12)
 
@@ -178,16 +180,16 @@ class Fits:
         """Each model with the rows of the training set that it scores."""
         name, source = parse(il)
         train, device = problem.train, problem.train.device
-        if source == "cross-fit":
-            fold = torch.as_tensor(folds(train.ids.cpu().numpy(), 2), device=device)
-            rows = [(fold == number).nonzero()[:, 0] for number in range(2)]
+        if source in (CROSS_FIT, MIXED_UP):
+            half = _halves(train)
+            scored = half if source == CROSS_FIT else _halves(train, seed=1)
             return [
                 (
                     self._member(
                         f"{dataset} {labels} {part} {name} fold {number}", name,
-                        problem.num_classes, train.take(rows[1 - number]), train.take(rows[number]), number,
+                        problem.num_classes, train.take(half[1 - number]), train.take(half[number]), number,
                     ),
-                    rows[number],
+                    scored[number],
                 )
                 for number in range(2)
             ]  # fmt: skip
@@ -259,6 +261,12 @@ class Fits:
             return None
         recipe = f"{self.recipe.epochs} {self.recipe.batch_size} {self.recipe.learning_rate}"
         return self.folder / (re.sub(r"[^\w-]+", "_", f"{key} {recipe}") + suffix)
+
+
+def _halves(data: Resident, seed: int = 0) -> list[Tensor]:
+    """The rows of each of two folds."""
+    fold = torch.as_tensor(folds(data.ids.cpu().numpy(), 2, seed), device=data.device)
+    return [(fold == number).nonzero()[:, 0] for number in range(2)]
 
 
 def save_arrays(path: Path, **arrays: Any) -> None:

@@ -19,7 +19,17 @@ import torch
 from experiments import records
 from experiments.bench.adapters import OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
-from experiments.bench.irreducible import LIVE, Fits, Losses, Member, Recipe, parse, save_arrays
+from experiments.bench.irreducible import (
+    CROSS_FIT,
+    LIVE,
+    MIXED_UP,
+    Fits,
+    Losses,
+    Member,
+    Recipe,
+    parse,
+    save_arrays,
+)
 from experiments.bench.lines import line, standing, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
@@ -129,7 +139,7 @@ class Bench:
         """SVP: the tenth of the training set on which the proxy is least sure."""
         key = (cell.dataset, cell.labels, cell.part, cell.il, f"{cell.n_b} of {cell.n_B}")
         if key not in self._coresets:
-            if cell.il == "none" or parse(cell.il)[1] == "cross-fit":
+            if cell.il == "none" or parse(cell.il)[1] in (CROSS_FIT, MIXED_UP):
                 raise RholossError(f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy.")
             train = self.problem(cell).train
             path = self.fits.path(f"core-set {' '.join(key)}", ".npz")

@@ -6,11 +6,8 @@ from dataclasses import replace
 
 from experiments.bench.cell import Cell
 
-R18_IL, CNN_IL, CROSS_FIT = (
-    "resnet18, clean holdout",
-    "small_cnn, clean holdout",
-    "small_cnn, cross-fit",
-)
+R18_IL, CNN_IL = "resnet18, clean holdout", "small_cnn, clean holdout"
+CROSS_FIT, MIXED_UP = "small_cnn, cross-fit", "small_cnn, cross-fit mixed up"
 R18_NOISY_IL, CNN_NOISY_IL = "resnet18, noisy holdout", "small_cnn, noisy holdout"
 
 

@@ -45,7 +45,7 @@ STUDY = Study(
         ),
         Group(
             "Table 4: CIFAR-100, clean",
-            both(Cell("cifar100")),
+            all_three(Cell("cifar100")),
             (30, 45, 60),
             {"approximated": "35 / 58 / 123", "original": "21 / NR / NR (43 in 61)"},
             ("epochs", "curves", "il_curves"),
