@@ -10,7 +10,6 @@ from torch.utils.data import TensorDataset
 import rholoss as rho
 from rholoss import core
 from rholoss.engine import Proxy, Resident, Reuse, Trainer
-from rholoss.engine.capture import Captured
 from rholoss.errors import RholossError, TooFewFiniteScoresError, UnmeasuredLossError
 from rholoss.sampler import EPOCHS
 
@@ -366,8 +365,8 @@ def test_what_a_live_model_cannot_do_is_refused(toy):
         trainer(toy, precision="fp8")
 
 
-def test_on_the_cpu_a_step_runs_eagerly_and_says_so():
-    captured = Captured(lambda: None, torch.device("cpu"))
-    captured()
-    assert captured.eager
-    assert captured.why_eager == "cpu has no CUDA graphs"
+def test_on_the_cpu_a_step_runs_eagerly_and_says_so(toy):
+    fast = trainer(toy)
+    assert fast.why_eager == "cpu has no CUDA graphs"
+    fast.train(STEPS)
+    assert not any(captured.graph for captured in fast.captured.values())
