@@ -7,10 +7,13 @@ import math
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import missed
 
 from experiments import records
 
@@ -61,6 +64,9 @@ def step_page(found: list[dict[str, Any]], agreement: bool) -> list[str]:
         "training, one step stale. Behind a semicolon: the same step laid out in other ways (`Tuning`), against a uniform step that is laid out so, too, "
         "where the run has one. An option is also to agree with exact scoring (rank correlation 0.9, 80 % of the choice) and to end within "
         f"0.3 points of it: {also} Rows: [step.jsonl](step.jsonl).",
+        "",
+        *missed.section(found, _against_uniform),
+        "## All runs",
     ]
     for started in sorted({row["started"] for row in found}, reverse=True):
         lines += ["", *_step_table([row for row in found if row["started"] == started])]
@@ -77,10 +83,9 @@ def _step_table(found: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for row in found:
-        name, n_b = row["row"], row["row"].split()[1].rstrip(",;")
+        name = row["row"]
         plain = name.startswith("uniform") or "eager" in name
-        base, _, ways = name.partition("; ")
-        ratio = row["ms"] / _uniform(ms, n_b, ways)
+        base, ratio = name.partition("; ")[0], _against_uniform(found, name)
         scoring = row.get("scoring_ms")
         share = f"{scoring:.2f} ms, {scoring / row['ms']:.0%}" if scoring else ""
         lines.append(
@@ -99,6 +104,12 @@ def _step_table(found: list[dict[str, Any]]) -> list[str]:
                 f"- {name}: {faster:.1f} times as fast as the eager float32 step (target 11: {told})."
             )
     return lines
+
+
+def _against_uniform(run: Sequence[dict[str, Any]], name: str) -> float:
+    """What a row of a run costs, against the uniform step of its size."""
+    ms = {row["row"]: row["ms"] for row in run}
+    return ms[name] / _uniform(ms, name.split()[1].rstrip(",;"), name.partition("; ")[2])
 
 
 def _uniform(ms: dict[str, float], n_b: str, ways: str) -> float:

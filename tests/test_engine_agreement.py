@@ -220,6 +220,44 @@ def test_the_page_of_steps_says_whether_agreement_was_measured():
     assert "see [agreement.md](agreement.md)" in "\n".join(pages.step_page([row], agreement=True))
 
 
+def test_the_page_of_steps_lists_the_targets_that_no_run_reached():
+    about = {
+        "command": "c",
+        "device": "d",
+        "torch": "t",
+        "python": "p",
+        "date": "x",
+        "floor_ms": 0.1,
+    }
+
+    def page(**runs):
+        rows = [
+            {"row": row, "ms": ms, "started": f"2026-11-15T{run}", **about}
+            for run, times in runs.items()
+            for row, ms in times.items()
+        ]
+        return "\n".join(pages.step_page(rows, agreement=True)).split("## All runs")[0]
+
+    option, eager = "rho 32 of 320, folded, recent statistics", "rho 32 of 320, eager float32"
+    first = {"uniform 32": 1.5, "rho 32 of 320": 2.8, option: 2.4, eager: 28.0}
+    last = {
+        "uniform 32; combined": 1.3,
+        f"{option}; combined": 2.34,
+        "rho 32 of 320; combined": 2.7,
+    }
+    told = page(a=first, b=last)
+    assert "| uniform" not in told  # 1.3 ms
+    assert "| <= 2.6 ms | 2.700 ms (rho 32 of 320; combined) |" in told
+    assert (
+        f"| <= 1.5x uniform; hoped for: 1.25x | 1.60x ({option}) |" in told
+    )  # 1.8x in the other run
+    assert "| >= 11x | 10.00x (rho 32 of 320) |" in told
+    assert "128 of 512" not in told  # was not run
+    assert "Targets missed" not in page(
+        a={**first, "uniform 32": 1.4, "rho 32 of 320": 2.5, option: 2}
+    )
+
+
 def test_every_fit_is_written_as_it_is_measured(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)

@@ -69,7 +69,7 @@ class Captured:
         self._told: set[str] = set() if beside is None else beside._told
         # One stream for all, since autograd remembers on which one it met a parameter. High priority:
         # what a step puts on a side stream fills the gaps and does not hold it up.
-        self.stream = stream if beside is None else beside.stream
+        self.stream: torch.cuda.Stream | None = stream if beside is None else beside.stream
         if self.stream is None and device.type == "cuda":
             self.stream = torch.cuda.Stream(device, priority=-1)
         self.graph: torch.cuda.CUDAGraph | None = None
