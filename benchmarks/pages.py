@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import missed
+from benchmarks import missed, plots
 
 from experiments import records
 
@@ -64,6 +64,8 @@ def step_page(found: list[dict[str, Any]], agreement: bool) -> list[str]:
         "training, one step stale. Behind a semicolon: the same step laid out in other ways (`Tuning`), against a uniform step that is laid out so, too, "
         "where the run has one. An option is also to agree with exact scoring (rank correlation 0.9, 80 % of the choice) and to end within "
         f"0.3 points of it: {also} Rows: [step.jsonl](step.jsonl).",
+        "",
+        "![milliseconds of each kind of step](step.png)",
         "",
         *missed.section(found, _against_uniform),
         "## All runs",
@@ -197,6 +199,8 @@ def agreement_page(found: list[dict[str, Any]]) -> list[str]:
         lines += ["", title, ""]
         lines += [f"- {line}" for line in dict.fromkeys(where(row) for row in rows)]
         lines += ["", *_agreement_table(rows)]
+        if data == "CIFAR-10":
+            lines += ["", "![accuracy at equal steps over milliseconds a step](agreement.png)"]
     return lines
 
 
@@ -370,8 +374,12 @@ def main() -> None:
     )
     made.append(("staleness.md", staleness_page(rows("staleness.jsonl"))))
     made.append(("candidates.md", candidates_page(rows("candidates.jsonl"))))
-    was_measured = any(row["data"] == "CIFAR-10" for row in agreement)
-    made.append(("step.md", step_page(rows("step.jsonl"), was_measured)))
+    images, steps = [row for row in agreement if row["data"] == "CIFAR-10"], rows("step.jsonl")
+    made.append(("step.md", step_page(steps, bool(images))))
+    plots.draw_steps(steps, RESULTS / "step.png")
+    runs = _as_the_last([row for row in images if row["mode"] == "train"])
+    if runs:
+        plots.draw_agreement(runs, RESULTS / "agreement.png")
     for name, lines in made:
         temporary = RESULTS / f"{name}.tmp"
         temporary.write_text("\n".join(lines) + "\n")

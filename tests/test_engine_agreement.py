@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import bench_agreement as bench
-from benchmarks import bench_il, pages
+from benchmarks import bench_il, pages, plots
 from torch import nn
 
 from experiments import records
@@ -256,6 +256,43 @@ def test_the_page_of_steps_lists_the_targets_that_no_run_reached():
     assert "Targets missed" not in page(
         a={**first, "uniform 32": 1.4, "rho 32 of 320": 2.5, option: 2}
     )
+
+
+def test_a_picture_has_the_fastest_layout_of_each_step(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn, barh = [], axes.barh
+
+    def noted(axis, place, width, **options):
+        drawn.append((place, width, options.get("left", 0)))
+        return barh(axis, place, width, **options)
+
+    monkeypatch.setattr(axes, "barh", noted)
+    row = {"row": "uniform 32", "ms": 1.0, "floor_ms": 0.1}
+    rho = {"row": "rho 32 of 320; combined", "ms": 2.5, "floor_ms": 0.5, "scoring_ms": 1.5}
+    others = [
+        {**rho, "row": "rho 32 of 320", "ms": 2.8},
+        {**row, "row": "uniform 32, eager float32"},
+    ]
+    plots.draw_steps([others[0], rho, *others[1:], row], tmp_path / "step.png")
+    assert drawn == [(0, 2.5, 0), (0, 1.5, 1.0), (1, 1.0, 0), (1, 0.0, 1.0)]
+    assert (tmp_path / "step.png").stat().st_size > 5000
+
+
+def test_a_picture_has_a_point_for_each_option_and_its_seeds(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn, errorbar = [], axes.errorbar
+
+    def noted(axis, x, y, reach, **options):
+        drawn.append((options["label"], x, y, reach))
+        return errorbar(axis, x, y, reach, **options)
+
+    monkeypatch.setattr(axes, "errorbar", noted)
+    runs = [("exact", 2.0, 80.0), ("uniform", 1.0, 70.0), ("exact", 4.0, 86.0)]
+    rows = [dict(zip(("option", "ms", "accuracy"), run, strict=True)) for run in runs]
+    plots.draw_agreement(rows, tmp_path / "agreement.png")
+    assert drawn == [
+        ("exact", [3.0], [83.0], [[3.0], [3.0]]), ("uniform", [1.0], [70.0], [[0.0], [0.0]])
+    ]  # fmt: skip
 
 
 def test_every_fit_is_written_as_it_is_measured(monkeypatch, tmp_path):
