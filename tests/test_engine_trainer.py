@@ -144,6 +144,20 @@ def test_overlapped_choices_are_one_step_stale(toy):
     assert torch.allclose(model[0].weight, fast.model[0].weight, atol=1e-6)
 
 
+@pytest.mark.parametrize("batch_norm", ["train", "eval"])
+def test_the_first_batch_of_a_later_phase_is_chosen_with_the_weights_of_then(toy, batch_norm):
+    """Uniform steps before it have moved them since the copy that scores was made."""
+    chosen = []
+    for overlap in (False, True):
+        late = {"schedule": rho.window(10, 20), "learning_rate": 0.1}
+        fast = trainer(toy, overlap=overlap, batch_norm=batch_norm, **late)
+        fast.train(12)
+        fast.flush()
+        chosen.append(fast.seen)
+    assert all(map(torch.equal, chosen[0][:11], chosen[1][:11]))
+    assert not torch.equal(chosen[0][11], chosen[1][11])  # one step stale
+
+
 def test_overlapped_scoring_moves_the_running_statistics_as_the_mode_says(toy):
     moved = {}
     for mode in ("train", "batch"):
