@@ -361,29 +361,31 @@ def _mean_share(found: list[dict[str, Any]], name: str) -> str:
     return f"{100 * statistics.fmean(values):.1f} %" if any(values) else ""
 
 
+def made() -> dict[str, list[str]]:
+    """The lines of each page, by its name."""
+    agreement, wrong = rows("agreement.jsonl"), ("wrong_labels.jsonl", "wrong_labels_cifar10.jsonl")
+    return {
+        "il.md": il_page(rows("il.jsonl")),
+        "agreement.md": agreement_page(agreement),
+        "wrong_labels.md": wrong_labels_page(*map(rows, wrong)),
+        "staleness.md": staleness_page(rows("staleness.jsonl")),
+        "candidates.md": candidates_page(rows("candidates.jsonl")),
+        "step.md": step_page(rows("step.jsonl"), any(_of_images(row) for row in agreement)),
+    }
+
+
+def _of_images(row: dict[str, Any]) -> bool:
+    return row["data"] == "CIFAR-10"
+
+
 def main() -> None:
-    made = [("il.md", il_page(rows("il.jsonl")))]
-    agreement = rows("agreement.jsonl") if (RESULTS / "agreement.jsonl").exists() else []
-    if agreement:
-        made.append(("agreement.md", agreement_page(agreement)))
-    made.append(
-        (
-            "wrong_labels.md",
-            wrong_labels_page(rows("wrong_labels.jsonl"), rows("wrong_labels_cifar10.jsonl")),
-        )
-    )
-    made.append(("staleness.md", staleness_page(rows("staleness.jsonl"))))
-    made.append(("candidates.md", candidates_page(rows("candidates.jsonl"))))
-    images, steps = [row for row in agreement if row["data"] == "CIFAR-10"], rows("step.jsonl")
-    made.append(("step.md", step_page(steps, bool(images))))
-    plots.draw_steps(steps, RESULTS / "step.png")
-    runs = _as_the_last([row for row in images if row["mode"] == "train"])
-    if runs:
-        plots.draw_agreement(runs, RESULTS / "agreement.png")
-    for name, lines in made:
+    for name, lines in made().items():
         temporary = RESULTS / f"{name}.tmp"
         temporary.write_text("\n".join(lines) + "\n")
         os.replace(temporary, RESULTS / name)
+    plots.draw_steps(rows("step.jsonl"), RESULTS / "step.png")
+    runs = [row for row in rows("agreement.jsonl") if _of_images(row) and row["mode"] == "train"]
+    plots.draw_agreement(_as_the_last(runs), RESULTS / "agreement.png")
 
 
 if __name__ == "__main__":
