@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test test-full compat lint clean
+.PHONY: demo test test-full test-gpu compat lint clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,10 @@ test: lint
 # Slow things: faults and other versions. Their output is committed.
 test-full: lint
 	$(BIN)/pytest -m full -s tests/full 2>&1 | tee tests/full/output.txt
+
+# What needs a CUDA device, on a machine that has one (its own Python: BIN=...). The output is committed.
+test-gpu:
+	$(BIN)/python -m pytest -m gpu -rs 2>&1 | tee tests/full/output_gpu.txt
 
 # The integrations against the oldest and newest versions of the frameworks, in environments that are
 # thrown away (minutes, gigabytes). The output is committed: tests/full/compat_*.txt

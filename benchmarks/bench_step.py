@@ -251,7 +251,7 @@ def main() -> None:
         }
         print(
             f"{name:60} {record['ms']:8.3f} ms  p90 {record['p90']:.3f}  floor {floor:.3f}"
-            + (f"  scoring {scoring:.3f}" if scoring else "")
+            + (f"  scoring {scoring:.3f} ({scoring / record['ms']:.0%})" if scoring else "")
             + (f"  {record['graph_breaks']} graph breaks" if record["graph_breaks"] else ""),
             flush=True,
         )

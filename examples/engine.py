@@ -51,6 +51,7 @@ def run(name: str, **options) -> Trainer:
 
 
 uniform = run("uniform", method="uniform")
+print("Steps run", f"eagerly: {uniform.why_eager}" if uniform.why_eager else "as CUDA graphs")
 exact = run("rho", log=folder / "chosen.jsonl")
 run("annealed", schedule=rho.annealed(STEPS))  # selects early, then trains on all but the hardest
 run("gate", scoring=Gate(0.5))  # half of the forward passes

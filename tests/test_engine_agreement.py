@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import bench_agreement as bench
-from benchmarks import bench_il, pages
+from benchmarks import bench_il, pages, plots
 from torch import nn
 
 from experiments import records
@@ -218,6 +218,81 @@ def test_the_page_of_steps_says_whether_agreement_was_measured():
     row |= {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
     assert "has not been run on the GPU yet" in "\n".join(pages.step_page([row], agreement=False))
     assert "see [agreement.md](agreement.md)" in "\n".join(pages.step_page([row], agreement=True))
+
+
+def test_the_page_of_steps_lists_the_targets_that_no_run_reached():
+    about = {
+        "command": "c",
+        "device": "d",
+        "torch": "t",
+        "python": "p",
+        "date": "x",
+        "floor_ms": 0.1,
+    }
+
+    def page(**runs):
+        rows = [
+            {"row": row, "ms": ms, "started": f"2026-11-15T{run}", **about}
+            for run, times in runs.items()
+            for row, ms in times.items()
+        ]
+        return "\n".join(pages.step_page(rows, agreement=True)).split("## All runs")[0]
+
+    option, eager = "rho 32 of 320, folded, recent statistics", "rho 32 of 320, eager float32"
+    first = {"uniform 32": 1.5, "rho 32 of 320": 2.8, option: 2.4, eager: 28.0}
+    last = {
+        "uniform 32; combined": 1.3,
+        f"{option}; combined": 2.34,
+        "rho 32 of 320; combined": 2.7,
+    }
+    told = page(a=first, b=last)
+    assert "| uniform" not in told  # 1.3 ms
+    assert "| <= 2.6 ms | 2.700 ms (rho 32 of 320; combined) |" in told
+    assert (
+        f"| <= 1.5x uniform; hoped for: 1.25x | 1.60x ({option}) |" in told
+    )  # 1.8x in the other run
+    assert "| >= 11x | 10.00x (rho 32 of 320) |" in told
+    assert "128 of 512" not in told  # was not run
+    assert "Targets missed" not in page(
+        a={**first, "uniform 32": 1.4, "rho 32 of 320": 2.5, option: 2}
+    )
+
+
+def test_a_picture_has_the_fastest_layout_of_each_step(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn, barh = [], axes.barh
+
+    def noted(axis, place, width, **options):
+        drawn.append((place, width, options.get("left", 0)))
+        return barh(axis, place, width, **options)
+
+    monkeypatch.setattr(axes, "barh", noted)
+    row = {"row": "uniform 32", "ms": 1.0, "floor_ms": 0.1}
+    rho = {"row": "rho 32 of 320; combined", "ms": 2.5, "floor_ms": 0.5, "scoring_ms": 1.5}
+    others = [
+        {**rho, "row": "rho 32 of 320", "ms": 2.8},
+        {**row, "row": "uniform 32, eager float32"},
+    ]
+    plots.draw_steps([others[0], rho, *others[1:], row], tmp_path / "step.png")
+    assert drawn == [(0, 2.5, 0), (0, 1.5, 1.0), (1, 1.0, 0), (1, 0.0, 1.0)]
+    assert (tmp_path / "step.png").stat().st_size > 5000
+
+
+def test_a_picture_has_a_point_for_each_option_and_its_seeds(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn, errorbar = [], axes.errorbar
+
+    def noted(axis, x, y, reach, **options):
+        drawn.append((options["label"], x, y, reach))
+        return errorbar(axis, x, y, reach, **options)
+
+    monkeypatch.setattr(axes, "errorbar", noted)
+    runs = [("exact", 2.0, 80.0), ("uniform", 1.0, 70.0), ("exact", 4.0, 86.0)]
+    rows = [dict(zip(("option", "ms", "accuracy"), run, strict=True)) for run in runs]
+    plots.draw_agreement(rows, tmp_path / "agreement.png")
+    assert drawn == [
+        ("exact", [3.0], [83.0], [[3.0], [3.0]]), ("uniform", [1.0], [70.0], [[0.0], [0.0]])
+    ]  # fmt: skip
 
 
 def test_every_fit_is_written_as_it_is_measured(monkeypatch, tmp_path):

@@ -276,6 +276,50 @@ def test_what_cannot_be_captured_is_noticed(asks, why):
         [captured() for _ in range(5)]
 
 
+class Breaks(nn.Module):
+    """Asks the GPU for a number, in scoring and in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, x):
+        return self.inner(x) * (1.5 if x.sum().item() > 0 else 1.0)
+
+
+@pytest.mark.filterwarnings("always")  # else Python itself tells nothing twice
+def test_a_model_that_breaks_capture_is_told_once_in_all_phases():
+    schedule = rho.annealed(STEPS, switch=0.5, drop=0.1)
+    data = Resident(IMAGES[:N], Y[:N], **THERE)
+    made = Trainer(
+        Breaks(), data, total_steps=STEPS, irreducible=IL[:N], candidates=32, schedule=schedule
+    )
+    assert made.why_eager == ""  # not tried yet
+    with pytest.warns(UserWarning, match="runs eagerly: operation not permitted") as told:
+        made.train(STEPS)
+    assert len(told) == 1
+    assert all(captured.eager for captured in made.captured.values())
+    assert "_local_scalar_dense" in made.why_eager
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])  # torch's, the driver's
+def test_no_memory_left_for_the_graph_is_told_as_such(error):
+    calls = []
+
+    def body():
+        calls.append(1)
+        if len(calls) > capture.WARM_UP:
+            raise error("CUDA error: out of memory\nCompile with")
+
+    captured = capture.Captured(body, torch.device("cuda", 0))
+    with (
+        pytest.raises(RholossError, match=r"Reduce it.*out of memory\)$"),
+        capture.says_what_to_reduce("it"),
+    ):
+        [captured() for _ in range(capture.WARM_UP + 1)]
+    assert not captured.eager
+
+
 def test_a_tensor_that_is_replaced_is_not_seen_by_a_graph():
     class Holds:
         x = torch.ones(2, device="cuda:0")

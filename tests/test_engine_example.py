@@ -21,5 +21,10 @@ def test_the_example_runs(monkeypatch, tmp_path, capsys):
     if not torch.cuda.is_available():
         assert accuracy["replay"] == accuracy["rho"]  # the same choices from the same weights
     assert "RHO-LOSS against uniform:" in printed
+    on_gpu = torch.cuda.is_available()
+    assert (
+        f"Steps run {'as CUDA graphs' if on_gpu else 'eagerly: cpu has no CUDA graphs'}\n"
+        in printed
+    )
     assert (tmp_path / "rho.pt").exists()
     assert len((tmp_path / "chosen.jsonl").read_text().splitlines()) == 400

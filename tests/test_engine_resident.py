@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from rholoss.engine import CropFlip, Resident, Streamed
-from rholoss.engine.resident import memory_needed
+from rholoss.engine.resident import _check_memory, memory_needed
 from rholoss.errors import RholossError
 
 IMAGES = torch.randint(
@@ -76,6 +76,21 @@ def test_memory_is_known_before_it_is_taken():
     assert memory_needed(IMAGES, LABELS, None) == 10 * (3 * 8 * 6 + 8 + 8)
     assert memory_needed(IMAGES, LABELS, CropFlip(pad=2)) == 10 * (3 * 12 * 10 + 8 + 8)
     assert memory_needed(IMAGES, torch.zeros(10, 7), None) == 10 * (3 * 8 * 6 + 7 * 4 + 8)
+    assert memory_needed(IMAGES.numpy(), [0] * 10) == 10 * (3 * 8 * 6 + 8 + 8)
+
+
+def test_memory_that_torch_keeps_for_later_is_free(monkeypatch):
+    free = [100]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 2**30))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(free.pop() + 1000))
+    _check_memory(800, torch.device("cuda", 0))
+    assert free == [1100]
+    _check_memory(800, torch.device("cuda", 0))  # it fits: nothing is given back
+    assert free == [1100]
+    with pytest.raises(
+        RholossError, match=r"needs 0\.00 GiB on cuda:0.*`rholoss\.engine\.Streamed`"
+    ):
+        _check_memory(8000, torch.device("cuda", 0))
 
 
 def test_what_does_not_fit_together_is_told():

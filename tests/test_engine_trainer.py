@@ -10,7 +10,6 @@ from torch.utils.data import TensorDataset
 import rholoss as rho
 from rholoss import core
 from rholoss.engine import Proxy, Resident, Reuse, Trainer
-from rholoss.engine.capture import Captured
 from rholoss.errors import RholossError, TooFewFiniteScoresError, UnmeasuredLossError
 from rholoss.sampler import EPOCHS
 
@@ -143,6 +142,20 @@ def test_overlapped_choices_are_one_step_stale(toy):
         optimizer.step()
     assert shared == [K] * (STEPS - 1)
     assert torch.allclose(model[0].weight, fast.model[0].weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "eval"])
+def test_the_first_batch_of_a_later_phase_is_chosen_with_the_weights_of_then(toy, batch_norm):
+    """Uniform steps before it have moved them since the copy that scores was made."""
+    chosen = []
+    for overlap in (False, True):
+        late = {"schedule": rho.window(10, 20), "learning_rate": 0.1}
+        fast = trainer(toy, overlap=overlap, batch_norm=batch_norm, **late)
+        fast.train(12)
+        fast.flush()
+        chosen.append(fast.seen)
+    assert all(map(torch.equal, chosen[0][:11], chosen[1][:11]))
+    assert not torch.equal(chosen[0][11], chosen[1][11])  # one step stale
 
 
 def test_overlapped_scoring_moves_the_running_statistics_as_the_mode_says(toy):
@@ -366,8 +379,8 @@ def test_what_a_live_model_cannot_do_is_refused(toy):
         trainer(toy, precision="fp8")
 
 
-def test_on_the_cpu_a_step_runs_eagerly_and_says_so():
-    captured = Captured(lambda: None, torch.device("cpu"))
-    captured()
-    assert captured.eager
-    assert captured.why_eager == "cpu has no CUDA graphs"
+def test_on_the_cpu_a_step_runs_eagerly_and_says_so(toy):
+    fast = trainer(toy)
+    assert fast.why_eager == "cpu has no CUDA graphs"
+    fast.train(STEPS)
+    assert not any(captured.graph for captured in fast.captured.values())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from fixtures_race import line, tiny_race
 
 from experiments import records
@@ -311,6 +312,14 @@ def test_runs_of_other_lengths_share_what_is_compiled(tiny):
     assert made[0].body.lr_T.shape == made[1].body.lr_T.shape
 
 
+def test_a_seed_has_the_same_initial_weights_in_all_arms_and_another_has_others(tiny):
+    arms = (("uniform", 0), ("annealed", 0), ("uniform", 1))
+    cells = [Cell("clean", arm, 8, 1e-3, seed, budget=0.06) for arm, seed in arms]
+    uniform, annealed, other = ([*Running(tiny, cell).trainer.model.parameters()] for cell in cells)
+    assert all(map(torch.equal, uniform, annealed))
+    assert not any(map(torch.equal, uniform, other))
+
+
 def test_the_commands_from_tuning_to_the_page(tiny, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     measure, out = Race.measure_times, tmp_path / "runs.jsonl"
@@ -321,20 +330,8 @@ def test_the_commands_from_tuning_to_the_page(tiny, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(command, "RESULTS", out)
     common = ["--data", str(tmp_path), "--out", str(out), "--labels", "clean", "--budget", "0.4"]
     common += ["--arms", "uniform", "annealed", "--il", "reused"]
-    tune = [
-        "tune",
-        *common,
-        "--n-b",
-        "8",
-        "--lr",
-        "1e-3",
-        "+",
-        *common,
-        "--n-b",
-        "8",
-        "--lr",
-        "2e-3",
-    ]
+    tune, *others = ([*common, "--n-b", "8", "--lr", rate] for rate in ("1e-3", "2e-3"))
+    tune = ["tune", *tune, "+", *others[0]]
     for words in (tune, ["final", *common, "--seeds", "0", "1"]):
         command.main(words)
         assert "4 runs to do" in capsys.readouterr().out

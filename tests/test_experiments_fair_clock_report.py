@@ -8,7 +8,15 @@ from fixtures_race import line
 
 from experiments.fair_clock.arms import ARMS, LABELS
 from experiments.fair_clock.choose import tuned, tuned_best
-from experiments.fair_clock.report import about, difference, page, paired, results, write
+from experiments.fair_clock.report import (
+    about,
+    difference,
+    draw_curves,
+    page,
+    paired,
+    results,
+    write,
+)
 from experiments.intervals import interval
 
 
@@ -45,6 +53,22 @@ def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
+def test_an_arm_has_one_colour_in_all_panels(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn, plot = [], axes.plot
+
+    def noted(axis, *values, **options):
+        drawn.append((options["label"].split(" (")[0], options["color"]))
+        return plot(axis, *values, **options)
+
+    monkeypatch.setattr(axes, "plot", noted)
+    curve = {"curve": [[1.0, 50.0], [2.0, 80.0]]}
+    had = {"clean": ["InfoBatch"], "worse": ["uniform", "InfoBatch"]}
+    lines = [line(arm, labels=labels) | curve for labels, arms in had.items() for arm in arms]
+    draw_curves(lines, tmp_path / "curves.png", ["uniform", "random half", "InfoBatch"])
+    assert drawn == [("InfoBatch", "C1"), ("uniform", "C0"), ("InfoBatch", "C1")]
+
+
 def test_curves_are_those_of_the_arms_in_the_tables(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
@@ -55,7 +79,7 @@ def test_curves_are_those_of_the_arms_in_the_tables(tmp_path, monkeypatch):
     out = tmp_path / "runs.jsonl"
     out.write_text("".join(json.dumps(each) + "\n" for each in lines))
     write(out)
-    assert drawn == [["uniform", "InfoBatch"]]
+    assert drawn == [["uniform", "uniform, remembering", "InfoBatch"]]
     with pytest.raises(SystemExit, match=r"typo\.jsonl has no runs"):  # the page stays as it is
         write(tmp_path / "typo.jsonl")
 

@@ -106,13 +106,16 @@ def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path 
     from matplotlib.figure import Figure
 
     shown = [name for name in ALL_LABELS if any(line["labels"] == name for line in with_curve)]
+    there = [arm for arm in arms if any(line["arm"] == arm for line in with_curve)]
+    colours = {arm: f"C{place}" for place, arm in enumerate(there)}  # the same in all panels
     figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        for arm in arms:
+        for arm in there:
             ours = [line for line in with_curve if line["labels"] == name and line["arm"] == arm]
             if ours:
                 best = max(ours, key=lambda line: line["accuracy"])
-                axis.plot(*zip(*best["curve"], strict=True), label=f"{arm} (n_b {best['n_b']})")
+                label = f"{arm} (n_b {best['n_b']})"
+                axis.plot(*zip(*best["curve"], strict=True), label=label, color=colours[arm])
         axis.set(title=NAMES[name], xlabel="seconds, irreducible losses included")
         axis.set_ylabel("accuracy on 5,000 held-out points, %")
         axis.set_ylim(bottom=0.85 * axis.get_ylim()[1])
@@ -362,9 +365,9 @@ def write(out: Path) -> Path:
     target = out.parent / "README.md"
     plain = [line for line in tune if _counts(Cell.of(line))]
     finals = {line["arm"] for line in lines if line["split"] == "final" and _plain(Cell.of(line))}
-    arms = [
-        name for name in ARMS if name in finals
-    ]  # what the tables show; all others crowd the plot
+    # What the tables show; all others crowd the plot. The second trains as the first does, and has curves
+    # where the first was tuned before they were kept.
+    arms = [name for name in ARMS if name in finals | {"uniform", "uniform, remembering"}]
     text = page(lines, draw_curves(plain, out.parent / "curves.png", arms))
     temporary = target.with_suffix(".part")
     temporary.write_text(text)

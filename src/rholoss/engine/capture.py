@@ -21,13 +21,17 @@ def says_what_to_reduce(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        told = str(error).splitlines()[0]
-        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in told:
+        if not out_of_memory(error):
             raise
         raise RholossError(
             f"The GPU's memory does not hold this. Reduce {what}, use precision='bf16', or keep the data "
-            f"on the host (`rholoss.engine.Streamed`). ({told})"
+            f"on the host (`rholoss.engine.Streamed`). ({str(error).splitlines()[0]})"
         ) from error
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory is what was missing: torch's allocator has an error for it, the driver has words."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).split("\n")[0]
 
 
 @contextlib.contextmanager
@@ -49,7 +53,8 @@ class Captured:
 
     The first calls on a CUDA device run eagerly on a side stream, as capture asks for. They are real
     steps: nothing is run twice or put back. A function that cannot be captured runs on eagerly, on that
-    stream, and the reason is told once. On the CPU it always runs eagerly.
+    stream, and the reason is told once: not again where one `beside` it, whose stream it shares, has told
+    it. On the CPU it always runs eagerly.
     """
 
     def __init__(
@@ -58,12 +63,14 @@ class Captured:
         device: torch.device,
         generators: Sequence[Generator] = (),
         stream: torch.cuda.Stream | None = None,
+        beside: Captured | None = None,
     ) -> None:
         self.body, self.device, self.generators = body, device, generators
+        self._told: set[str] = set() if beside is None else beside._told
         # One stream for all, since autograd remembers on which one it met a parameter. High priority:
         # what a step puts on a side stream fills the gaps and does not hold it up.
-        self.stream = stream
-        if stream is None and device.type == "cuda":
+        self.stream: torch.cuda.Stream | None = stream if beside is None else beside.stream
+        if self.stream is None and device.type == "cuda":
             self.stream = torch.cuda.Stream(device, priority=-1)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager = device.type != "cuda"
@@ -103,18 +110,20 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         try:
             self._record(graph, self.body)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if out_of_memory(error):
+                raise
             torch.cuda.synchronize(self.device)
             self.eager, self.why_eager = True, str(error).splitlines()[0]
             self._failed = graph  # the allocator goes on asking it which streams are its own
             # Generators take themselves to be in that capture still, and would refuse to draw.
             self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=self.device))
-            warnings.warn(
-                f"The step cannot be captured as a CUDA graph and runs eagerly: {self.why_eager}",
-                stacklevel=4,
-            )
+            if self.why_eager not in self._told:
+                self._told.add(self.why_eager)
+                warnings.warn(
+                    f"The step cannot be captured as a CUDA graph and runs eagerly: {self.why_eager}",
+                    stacklevel=4,
+                )
         else:
             self.graph = graph
 

@@ -217,8 +217,10 @@ def whole_name(device: str | torch.device) -> torch.device:
     return device
 
 
-def memory_needed(inputs: Tensor, targets: Tensor, augment: CropFlip | None) -> int:
-    """Bytes that a `Resident` takes on the device."""
+def memory_needed(inputs: Any, targets: Any, augment: CropFlip | None = None) -> int:
+    """Bytes that a `Resident` of the same arguments takes on the device."""
+    if not isinstance(inputs, Tensor):
+        inputs = torch.as_tensor(inputs, device="cpu")
     per_row = inputs[0].numel() if len(inputs) else 0
     if augment is not None and inputs.ndim == 4:
         channels, height, width = inputs.shape[1:]
@@ -234,6 +236,9 @@ def _check_memory(needed: int, device: torch.device) -> None:
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
+    if needed > 0.8 * free:
+        torch.cuda.empty_cache()  # torch keeps the memory of tensors that are gone: it can be had
+        free, total = torch.cuda.mem_get_info(device)
     if needed > 0.8 * free:
         raise RholossError(
             f"The data needs {needed / 2**30:.2f} GiB on {device}, but {free / 2**30:.2f} of "

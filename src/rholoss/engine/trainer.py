@@ -182,7 +182,7 @@ class Trainer:
         generators = [self.device_generator] if device.type == "cuda" else []
         select = self.overlapped or self.body.select
         chosen = Captured(select, device, generators)
-        uniform = Captured(self.body.uniform, device, generators, chosen.stream)
+        uniform = Captured(self.body.uniform, device, generators, beside=chosen)
         self.captured = {True: chosen, False: uniform}  # by whether the step scores
         self.log = StepLog(log)
         reads = self.body.irreducible is not None  # who does not read them does not pay for them
@@ -195,6 +195,11 @@ class Trainer:
         self._window: list[bool] = []  # whether each step since the last flush scored
         # Mean scores of the steps of this hundred that scored.
         self.reducible = torch.zeros(0, device="cpu")
+
+    @property
+    def why_eager(self) -> str:
+        """Why steps run eagerly and not as a CUDA graph; empty where they do not, or not known yet."""
+        return next((c.why_eager for c in self.captured.values() if c.why_eager), "")
 
     def _generator(self) -> Generator:
         """On the CPU a function of (seed, step), as in `Selector`; on a GPU one that a graph holds."""

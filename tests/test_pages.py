@@ -1,0 +1,40 @@
+"""Committed pages are what their lines make, and figures that are told elsewhere are on them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks import pages
+
+from experiments import records
+from experiments.fair_clock import report
+from experiments.fair_clock.arms import ARMS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "experiments" / "results"
+RACE = RESULTS / "fair_clock"
+TOLD = [
+    "README.md", "docs/engine.md", "docs/recipes.md", "docs/choosing-a-method.md",
+    "experiments/results/fair_clock/FINDINGS.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(pages.made()))
+def test_a_page_of_a_bench_is_what_its_lines_make(name):
+    """Else: python benchmarks/pages.py."""
+    assert (pages.RESULTS / name).read_text() == "\n".join(pages.made()[name]) + "\n"
+
+
+def test_the_page_of_the_race_is_what_its_lines_make():
+    """Else: python -m experiments.fair_clock report."""
+    lines = [line for line in records.read(RACE / "runs.jsonl") if line["arm"] in ARMS]
+    assert (RACE / "README.md").read_text() == report.page(lines, RACE / "curves.png")
+
+
+@pytest.mark.parametrize("page", TOLD)
+def test_differences_that_are_told_are_on_a_page_of_results(page):
+    found = [*RESULTS.glob("language/*.md"), RACE / "README.md"]
+    there = "\n".join(path.read_text() for path in found)
+    told = set(re.findall(r"[+-]\d+\.\d\d ± \d+\.\d\d", (ROOT / page).read_text()))
+    told -= {"+0.25 ± 0.06"}  # of `annealed, sooner`, whose lines are in pilot.jsonl
+    assert {number for number in told if number not in there} == set()
