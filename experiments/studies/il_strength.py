@@ -59,7 +59,7 @@ STUDY = Study(
     seeds=1,
     tier=2,
     note=(
-        "The target is a ResNet-18. CIFAR-10: a small CNN for the irreducible losses, fitted for some epochs. "
+        "The target is a ResNet-18. CIFAR-10: a small CNN for the irreducible losses, fitted for a while. "
         "With a small CNN as the target, too, a model of four epochs was far better at first than one fitted "
         "to the end ([fig9_weak_target](../fig9_weak_target/README.md)). So it is here, for the first ten "
         "epochs; after that a young model holds the target back, and with wrong labels it cannot tell "
