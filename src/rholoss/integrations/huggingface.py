@@ -50,6 +50,7 @@ class RhoMixin:
     train_dataset: Any
     eval_dataset: Any
     data_collator: Any
+    model_init: Any
     _train_batch_size: int
     _signature_columns: list[str] | None
 
@@ -67,15 +68,22 @@ class RhoMixin:
         super().__init__(*args, **kwargs)
         self.selector = selector
         self._trim = trim and not getattr(self.args, "torch_compile", False)
+        self._made = copy.deepcopy(selector.state_dict())  # where it stood when it was given
         self._start: dict[str, Any] | None = None  # of the selector, as `train` was called
         self._tried: int | None = None  # batch size, since then
         _check_supported(self)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """`Trainer.train`; the ledger and the log of the selector are complete when it returns."""
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.train`; the ledger and the log of the selector are complete when it returns.
+
+        With `model_init` each call begins with a new model (those of a search do), and so with the selector
+        as it was given.
+        """
+        if self.model_init and not resume_from_checkpoint and self.selector.step:
+            self.selector.load_state_dict(copy.deepcopy(self._made))
         self._start, self._tried = copy.deepcopy(self.selector.state_dict()), None
         try:
-            return super().train(*args, **kwargs)  # type: ignore[misc]
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._start = None
             self.selector.flush()
