@@ -93,6 +93,7 @@ class Selector:
         self.source = as_source(irreducible)
         self.schedule = schedule or constant()
         check_arguments(self.method, self.source, self.schedule, keep, k, flush_every, loss, seed)
+        arguments.check_options(index, shared, on_scores, auto_off)
         self.keep, self.k = float(1 if keep is None else keep), None if k is None else int(k)
         self.scorer = Scorer(
             loss,
@@ -160,13 +161,12 @@ class Selector:
             place_k = selection.position.to(device, non_blocking=True)
             selection = Selection(place_k, selection.weight)
             training, selection = self.ranks.share(batch, selection, rows, told, self.shared)
-            position = selection.position
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self.body(training), selection.weight)
         # A function of the user's may not be one of the rows.
         found = self.find_index is data.find_index
-        num = len(stats.index)
+        position, num = selection.position, len(stats.index)
         index = data.find_index(training) if found else data.take(stats.index, position, num)
         chosen = Chosen(index, position, selection.weight, score_B)
         self.adopt(stats, chosen, candidates, rows, scored=phase.score)
