@@ -80,6 +80,17 @@ def test_entries_that_no_model_takes_are_told():
         rho.fit_irreducible(sequential, Images(), folds=2, epochs=1, progress=False)
 
 
+def test_a_model_that_needs_its_labels_is_told():
+    class Own(nn.Linear):
+        def forward(self, x, label):
+            return F.cross_entropy(super().forward(x), label)
+
+    with pytest.raises(
+        RholossError, match=r"'label' is kept back .* do without \(label=None\), or"
+    ):
+        rho.Selector("loss", keep=0.1)(Own(8, 3), batch())
+
+
 def test_a_tuple_with_too_many_entries_is_told():
     select = rho.Selector("loss", keep=0.1, index=lambda batch: batch[2])
     message = (

@@ -75,6 +75,9 @@ def check_fits(
         if isinstance(batch, Mapping):
             has = f"has the keys {', '.join(map(str, batch))}"
             then = "Name them alike, drop what it does not take in the collator"
+            key = next((key for key in TARGET_KEYS if key in batch), "")
+            if key in takes and takes[key].default is inspect.Parameter.empty:
+                then = f"{key!r} is kept back for the loss: let `forward` do without ({key}=None)"
         else:
             has = f"is a {type(batch).__name__} of {len(batch)}, the last of which is the target"
             then = "Drop what it does not take in the collator"

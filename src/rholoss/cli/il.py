@@ -162,8 +162,8 @@ def score(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Weights for the model: a .safetensors file, or a file of torch.save; no code in it "
-            "is run.",
+            help="Weights for the model: a .safetensors file, a file of torch.save, or what `il fit` "
+            "wrote; no code in it is run.",
         ),
     ] = None,
     loss: options.Loss = "classification",
