@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from rholoss.errors import RholossError
+
 BATCH_NORM_MODES = ("train", "batch", "eval")
 PRECISIONS = {
     "bf16": torch.bfloat16,
@@ -186,7 +188,13 @@ class KeptBuffer:
 @contextlib.contextmanager
 def kept_buffers(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
     """Restore these buffers afterwards."""
-    kept = [KeptBuffer(model, name) for name in names]
+    try:
+        kept = [KeptBuffer(model, name) for name in names]
+    except AttributeError as error:
+        raise RholossError(
+            f"The model is not the one of the first call, whose buffers were looked at ({error}). Make a "
+            "selector (or a `Scorer`) for each model."
+        ) from None
     try:
         yield
     finally:
