@@ -50,7 +50,6 @@ class RhoMixin:
     train_dataset: Any
     eval_dataset: Any
     data_collator: Any
-    model_init: Any
     _train_batch_size: int
     _signature_columns: list[str] | None
 
@@ -68,7 +67,10 @@ class RhoMixin:
         super().__init__(*args, **kwargs)
         self.selector = selector
         self._trim = trim and not getattr(self.args, "torch_compile", False)
-        self._made = copy.deepcopy(selector.state_dict())  # where it stood when it was given
+        # Where it stood when it was given; a live model in it is large, so only where it is asked for.
+        self._made: dict[str, Any] | None = None
+        if getattr(self, "model_init", None):
+            self._made = copy.deepcopy(selector.state_dict())
         self._start: dict[str, Any] | None = None  # of the selector, as `train` was called
         self._tried: int | None = None  # batch size, since then
         _check_supported(self)
@@ -79,7 +81,7 @@ class RhoMixin:
         With `model_init` each call begins with a new model (those of a search do), and so with the selector
         as it was given.
         """
-        if self.model_init and not resume_from_checkpoint and self.selector.step:
+        if self._made is not None and not resume_from_checkpoint and self.selector.step:
             self.selector.load_state_dict(copy.deepcopy(self._made))
         self._start, self._tried = copy.deepcopy(self.selector.state_dict()), None
         try:
