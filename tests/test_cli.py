@@ -106,6 +106,21 @@ def test_score_with_weights_of_both_kinds(tmp_path: Path) -> None:
     assert Irreducible.load(out).meta["model"]["class"] == "small"
 
 
+def test_score_with_the_model_that_was_fitted(tmp_path: Path) -> None:
+    fit = "il fit --score fixtures_task:train --model fixtures_task:small --epochs 1 --quiet"
+    line = "il score --model fixtures_task:small --data fixtures_task:train --quiet"
+    one, two, again = (tmp_path / name for name in ("one", "two", "again"))
+    assert rholoss_(f"{fit} --holdout fixtures_task:holdout --out {one}").exit_code == 0
+    assert rholoss_(f"{line} --weights {one} --out {again}").exit_code == 0
+    first, second = (Irreducible.load(store, task.train).values for store in (one, again))
+    assert torch.allclose(first, second, atol=1e-6)
+    assert rholoss_(f"{fit} --folds 2 --out {two}").exit_code == 0
+    said = one_line(rholoss_(f"{line} --weights {two} --out {tmp_path / 'il'}"))
+    assert "two holds 2 models, one for each fold; save the one that you mean" in said
+    said = one_line(rholoss_(f"{line} --weights {tmp_path} --out {tmp_path / 'il'}"))
+    assert "is not a store of irreducible losses: it has no meta.json" in said
+
+
 def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
     line = (
         f"il score --model fixtures_task:small --data fixtures_task:train --out {tmp_path / 'il'}"

@@ -35,7 +35,7 @@ def trainer_of(folder, select, dataset, **more):
     options |= {"use_cpu": True, "save_strategy": "no", "per_device_train_batch_size": TRAINED}
     drop = {"dataloader_drop_last": more.pop("drop_last", False)}
     arguments = transformers.TrainingArguments(str(folder), **options, **drop)
-    model = more.pop("model", None) or Classifier()
+    model = None if "model_init" in more else more.pop("model", None) or Classifier()
     return RhoTrainer(model, arguments, train_dataset=dataset, selector=select, **more)
 
 
@@ -287,3 +287,29 @@ def test_losses_that_come_with_the_rows_cost_what_they_cost(tmp_path):
     rows = rho.WithIrreducible(rho.WithIndex(Rows()), il)
     trainer_of(tmp_path, select, rows, max_steps=1).train()
     assert select.ledger.il_seconds == 1000.0
+
+
+class Counting(Classifier):
+    """Has a buffer that moves whenever it is called, by a name of its own."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.register_buffer(name, torch.zeros(()))
+
+    def forward(self, x, labels=None):
+        next(self.buffers()).add_(1)
+        return super().forward(x, labels)
+
+
+def test_a_new_model_begins_with_a_new_selection(tmp_path):
+    """Each trial of a search has a model of its own; a schedule that had ended would not score for it."""
+    models = [Counting("first"), Counting("second"), Counting("third")]
+    given = iter(models)
+    options = {"schedule": rho.annealed(4, switch=0.5, drop=0.1), "log": tmp_path / "log.jsonl"}
+    select, seen = recorded(**options)
+    trainer = trainer_of(tmp_path, select, Rows(), model_init=lambda: next(given), max_steps=4)
+    trainer.train(), trainer.train()
+    assert seen.chosen[4:] == seen.chosen[:4]
+    assert select.step == select.ledger.steps == 4
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 4
+    assert [int(next(model.buffers())) for model in models] == [0, 4, 4]  # the first was for a look

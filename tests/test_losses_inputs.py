@@ -80,6 +80,17 @@ def test_entries_that_no_model_takes_are_told():
         rho.fit_irreducible(sequential, Images(), folds=2, epochs=1, progress=False)
 
 
+def test_a_model_that_needs_its_labels_is_told():
+    class Own(nn.Linear):
+        def forward(self, x, label):
+            return F.cross_entropy(super().forward(x), label)
+
+    with pytest.raises(
+        RholossError, match=r"'label' is kept back .* do without \(label=None\), or"
+    ):
+        rho.Selector("loss", keep=0.1)(Own(8, 3), batch())
+
+
 def test_a_tuple_with_too_many_entries_is_told():
     select = rho.Selector("loss", keep=0.1, index=lambda batch: batch[2])
     message = (
@@ -116,7 +127,10 @@ def test_labels_that_are_no_classes_are_told_at_the_first_call(labels, said):
         rho.Selector("loss", keep=0.1)(Model(), batch(TensorDataset(X, labels)))
 
 
-@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.int16, torch.bool])
+KINDS = [torch.int32, torch.uint8, torch.int16, torch.bool, torch.uint16, torch.uint32]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["loss", "grad_norm"])
 def test_labels_may_be_whole_numbers_of_any_width(kind, method):
     model = Model()
@@ -124,6 +138,15 @@ def test_labels_may_be_whole_numbers_of_any_width(kind, method):
     chosen = rho.Selector(method, keep=0.1)(model, batch(TensorDataset(X, Y.to(kind))))
     assert torch.equal(chosen[0], expected[0])
     assert chosen[2].dtype == kind  # as the loop knows them
+
+
+def test_targets_may_be_complex():
+    def loss(model, batch):
+        return (model(batch[0])[:, 0] - batch[1]).abs()
+
+    complex_Y = Y.to(torch.complex64)
+    chosen = rho.Selector("loss", keep=0.1, loss=loss)(Model(), batch(TensorDataset(X, complex_Y)))
+    assert chosen[2].dtype == torch.complex64
 
 
 def test_class_156_of_a_byte_is_none_that_does_not_count():

@@ -278,6 +278,23 @@ def test_a_state_is_a_snapshot_and_belongs_to_its_rows():
             rho.Planned(other, everything, passes=3).load_state_dict(state)
 
 
+@pytest.mark.parametrize("stop", [2, 3])
+def test_a_pass_that_was_begun_is_not_dealt_to_other_ranks(monkeypatch, stop):
+    """Each of them would pass over as many of its rows as the only one had done."""
+    rows = rho.Planned(range(12), everything, passes=3)
+    train(rows, DataLoader(range(12), batch_size=4, sampler=rows), stop=stop)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    other = rho.Planned(range(12), everything, passes=3)
+    if stop == 2:
+        with pytest.raises(
+            RholossError, match="the middle of a pass, with 1 rank, and now there are 2"
+        ):
+            other.load_state_dict(rows.state_dict())
+    else:  # between two passes
+        other.load_state_dict(rows.state_dict())
+        assert other.begun == 1
+
+
 def test_rows_that_share_an_id_are_refused():
     data = rho.WithIndex(range(4), ids=["a", "b", "a", "b"])
     with pytest.raises(RholossError, match="4 rows of the data set have 2 different ids"):

@@ -243,6 +243,22 @@ def test_buffers_of_odd_modules_are_protected_from_the_dry_run_on(in_place):
     assert model[0].passes.item() == 1
 
 
+@pytest.mark.parametrize("batch_norm", scoring.BATCH_NORM_MODES)
+def test_a_forward_pass_from_before_can_go_backward(batch_norm):
+    model, scorer = net(), Scorer(batch_norm=batch_norm)
+    for run in (scorer.dry_run, scorer.measure):
+        loss = model(candidates()[0]).sum()
+        run(model, candidates(), 24, LOSS)
+        loss.backward()
+
+
+def test_another_model_is_told_from_the_first():
+    scorer = Scorer()
+    scorer.dry_run(nn.Sequential(Counts(True), nn.BatchNorm1d(3)), candidates(), 24, LOSS)
+    with pytest.raises(RholossError, match=r"not the one of the first call.*a selector \(or a `Sc"):
+        scorer.measure(net(), candidates(), 24, LOSS)
+
+
 def test_a_look_ahead_restores_the_running_statistics():
     model = net()
     before = everything(model)

@@ -227,3 +227,26 @@ def test_a_model_that_the_user_compiled(compiled, how):
 def test_arguments_that_cannot_be_used(options, message):
     with pytest.raises(RholossError, match=message):
         Scorer(**options)
+
+
+# TorchScript.
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_scripted_model_is_scored_without_dropout(whole):
+    """Its flags lie elsewhere than those of other modules; its BatchNorm is in eval mode."""
+    model = net()
+    expected = Scorer(batch_norm="eval").measure(model, candidates(), 24, LOSS)["loss"]
+    scripted = torch.jit.script(model) if whole else nn.Sequential(torch.jit.script(model))
+    before = {name: value.clone() for name, value in scripted.state_dict().items()}
+    scorer = Scorer()
+    first = scorer.dry_run(scripted, candidates(), 24, LOSS)[0]["loss"]
+    torch.testing.assert_close(first, expected)
+    torch.testing.assert_close(scorer.measure(scripted, candidates(), 24, LOSS)["loss"], expected)
+    drawn = Scorer(dropout=True).measure(scripted, candidates(), 24, LOSS)["loss"]
+    assert not torch.equal(drawn, expected)
+    assert all(module.training for module in scripted.modules())
+    frozen = Scorer().measure(scripted.eval(), candidates(), 24, LOSS)["loss"]
+    torch.testing.assert_close(frozen, expected)
+    assert all(torch.equal(value, before[name]) for name, value in scripted.state_dict().items())

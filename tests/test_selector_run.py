@@ -54,6 +54,11 @@ def run(select, toy, model, steps, start=0):
             "`method` is 'magic', which is not known; choose one of uniform",
         ),
         ({"k": 3, "irreducible": "il"}, "`irreducible` is a str; pass what `fit_irreducible`"),
+        ({"k": 3, "flush_every": 2.5}, "`flush_every` must be in 1..100, but is 2.5"),
+        ({"k": 3, "index": "id"}, "`index` is 'id'; pass a function from a batch to its ids"),
+        ({"k": 3, "shared": "batch[1]"}, r"pass a list of paths, shared=\['batch\[1\]'\]"),
+        ({"k": 3, "on_scores": print}, "`on_scores` is <.*>; pass a list of functions"),
+        ({"k": 3, "auto_off": 0}, "`auto_off` must be above 0, but is 0"),
         ({"k": 3, "il_runs": 0}, "`il_runs` must be at least 1, but is 0"),
         (
             {"k": 3, "schedule": rho.annealed(10), "irreducible": lambda ids: ids},

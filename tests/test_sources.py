@@ -35,6 +35,14 @@ def test_losses_come_by_id_in_float32(irreducible, ids):
     assert found.dtype == torch.float32
 
 
+def test_a_graph_behind_the_losses_is_left():
+    """They may come from a pass without `no_grad`; a checkpoint of the run could not be made then."""
+    values = 2 * torch.tensor([0.5, 0.25, 2.0], requires_grad=True)
+    for irreducible in (values, lambda ids: values[ids]):
+        assert not losses_of(irreducible, torch.tensor([2, 0])).requires_grad
+    assert as_source(values).digest() == as_source(values.tolist()).digest()
+
+
 def test_ids_of_one_byte_are_not_taken_for_a_mask():
     assert losses_of([5.0, 6.0, 7.0], torch.tensor([1, 1, 0], dtype=torch.uint8)).tolist() == [
         6,

@@ -240,7 +240,9 @@ def test_shards_of_webdataset(num_workers, tmp_path):
     assert found == [(f"{s}-{r}", r, f"word {r}") for s in range(4) for r in range(3)]
 
 
-def test_a_streaming_data_set_of_hugging_face():
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_streaming_data_set_of_hugging_face(num_workers):
+    """It deals its rows to the workers of a loader, and leaves out those of the others."""
     datasets = pytest.importorskip("datasets", reason="needs the package datasets")
 
     def rows(shards):
@@ -252,7 +254,8 @@ def test_a_streaming_data_set_of_hugging_face():
     count = source.num_shards
     assert count == 3
     data = rho.Stream(range(count), lambda i: source.shard(count, i), key="id")
-    found = [(item["index"], item["x"]) for item in data]
+    loader = DataLoader(data, batch_size=None, num_workers=num_workers)
+    found = sorted((item["index"], item["x"]) for item in loader)
     assert found == [(f"{s}/{r}", float(r)) for s in range(3) for r in range(4)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,8 +45,8 @@ def check_arguments(
         raise RholossError(f"`k` must be a whole number of at least 1, but is {k!r}.")
     if not isinstance(seed, numbers.Integral):
         raise RholossError(f"`seed` must be a whole number, but is {seed!r}; the default is 0.")
-    if not 1 <= flush_every <= FLUSH_STEPS:
-        raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every}.")
+    if not isinstance(flush_every, numbers.Integral) or not 1 <= flush_every <= FLUSH_STEPS:
+        raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every!r}.")
     if isinstance(source, Ladder) and not {"loss", "irreducible_loss"} <= method.needs:
         raise RholossError(
             f"A `Ladder` compares losses with irreducible losses, but the method {method.name!r} does not "
@@ -57,6 +58,26 @@ def check_arguments(
             "`irreducible=` what `fit_irreducible` returned, or drop=0."
         )
     tell_other_loss(method, source, loss, stacklevel=4)
+
+
+def check_options(index: Any, shared: Any, on_scores: Any, auto_off: Any) -> None:
+    """Raise where one of these is of another kind than is meant."""
+    if index is not None and not callable(index):
+        raise RholossError(
+            f"`index` is {index!r}; pass a function from a batch to its ids, for instance "
+            'lambda batch: batch["id"].'
+        )
+    if isinstance(shared, str):
+        raise RholossError(f"`shared` is {shared!r}; pass a list of paths, shared=[{shared!r}].")
+    if callable(on_scores) or not isinstance(on_scores, Iterable):
+        raise RholossError(
+            f"`on_scores` is {on_scores!r}; pass a list of functions (step, stats, chosen)."
+        )
+    if auto_off is not None and not (isinstance(auto_off, numbers.Real) and float(auto_off) > 0):
+        raise RholossError(
+            f"`auto_off` must be above 0, but is {auto_off!r}: scoring stops once selection has cost so many "
+            "times everything else. Leave it out to score on."
+        )
 
 
 def tell_other_loss(method: Method, source: Source | None, loss: Any, stacklevel: int = 3) -> None:

@@ -21,6 +21,7 @@ from rholoss.errors import RholossError
 from rholoss.sources import as_table
 
 INDEX, IRREDUCIBLE = "index", "irreducible_loss"  # the keys that dict items carry
+UNSELECTED = (torch.uint16, torch.uint32, torch.uint64)  # for which torch has no `index_select`
 
 
 class Keyed(NamedTuple):
@@ -368,8 +369,8 @@ def take(
         if has_rows is None or not (has_rows or strict):
             return leaf
         if has_rows and isinstance(leaf, Tensor):
-            ahead = leaf.device.type != "cpu"
-            return leaf.index_select(0, position.to(leaf.device, non_blocking=ahead))
+            at = position.to(leaf.device, non_blocking=leaf.device.type != "cpu")
+            return leaf[at] if leaf.dtype in UNSELECTED else leaf.index_select(0, at)
         if has_rows and isinstance(leaf, np.ndarray):
             return leaf[position.cpu().numpy()]
         if has_rows:

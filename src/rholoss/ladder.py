@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,16 +70,15 @@ class Ladder(TableSource):
 
     def watcher(self, ranks: Ranks) -> Callable[[int, Stats, Chosen], None]:
         """A tap for `Selector`: every hundred steps it may climb, on all ranks or on none."""
+        return functools.partial(self._watch, ranks)  # no closure: a copy watches its own
 
-        def tap(step: int, stats: Stats, chosen: Chosen) -> None:
-            if chosen.score_B is not None:  # which a method may have made of other things, too
-                self._note(stats.loss - stats.irreducible_loss)
-            if (step + 1) % EVERY == 0:
-                told = [mean for mean in ranks.exchange(self._read()) if not math.isnan(mean)]
-                if told:
-                    self.climb(sum(told) / len(told))
-
-        return tap
+    def _watch(self, ranks: Ranks, step: int, stats: Stats, chosen: Chosen) -> None:
+        if chosen.score_B is not None:  # which a method may have made of other things, too
+            self._note(stats.loss - stats.irreducible_loss)
+        if (step + 1) % EVERY == 0:
+            told = [mean for mean in ranks.exchange(self._read()) if not math.isnan(mean)]
+            if told:
+                self.climb(sum(told) / len(told))
 
     def _note(self, reducible_B: Tensor) -> None:
         """The reducible losses of all candidates of a step. Does not wait for the device."""

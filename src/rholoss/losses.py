@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.loss import _Loss
@@ -20,6 +21,12 @@ from rholoss.errors import RholossError
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 IGNORED = -100  # the label of a token that does not count, as in torch and Hugging Face
+SIGNED = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)  # that can be -100; in a byte it is 156
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -75,6 +82,9 @@ def check_fits(
         if isinstance(batch, Mapping):
             has = f"has the keys {', '.join(map(str, batch))}"
             then = "Name them alike, drop what it does not take in the collator"
+            key = next((key for key in TARGET_KEYS if key in batch), "")
+            if key in takes and takes[key].default is inspect.Parameter.empty:
+                then = f"{key!r} is kept back for the loss: let `forward` do without ({key}=None)"
         else:
             has = f"is a {type(batch).__name__} of {len(batch)}, the last of which is the target"
             then = "Drop what it does not take in the collator"
@@ -103,13 +113,12 @@ def no_label_counts(batch: Any, loss: LossFunction) -> Tensor | None:
     """
     target = target_in(batch, loss)
     task = isinstance(loss, Task) and loss.per_example
-    if target is None or target.is_floating_point() or (task and task not in CLASSES):
+    if target is None or target.dtype not in SIGNED or (task and task not in CLASSES):
         return None
     if target.device.type == "cpu" and target.numel() and int(target.min()) > IGNORED:
         return None  # the usual case; elsewhere it would be waited for
     if target.ndim > 1 and (task is causal_lm or getattr(loss, "shifted", False)):
         target = target[:, 1:]  # the first token is predicted from nothing
-    target = target.long()  # in a byte -100 is 156
     return (target == IGNORED).flatten(1).all(1) if target.ndim > 1 else target == IGNORED
 
 

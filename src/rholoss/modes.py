@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+
+from rholoss.errors import RholossError
 
 BATCH_NORM_MODES = ("train", "batch", "eval")
 PRECISIONS = {
@@ -94,8 +97,14 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
     frozen (in eval mode inside a model in train mode) stays frozen. Flags go through `__dict__`
     because `Module.__setattr__` costs more than all else that is done here.
     """
-    # What `torch.compile` puts around a module has no flag of its own.
-    found = [module for module in submodules(model) if "training" in module.__dict__]
+    found, scripted = [], []
+    for module in submodules(model):
+        if (
+            "training" in module.__dict__
+        ):  # what `torch.compile` puts around one has no flag of its own
+            found.append(module)
+        elif isinstance(module, torch.jit.ScriptModule):  # whose flag lies elsewhere
+            scripted.append((module, module.training, "BatchNorm" in module.original_name))
     modules = [module.__dict__ for module in found]
     normalises = [isinstance(module, _BatchNorm) for module in found]
     flags = [state["training"] for state in modules]
@@ -108,10 +117,18 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
             if is_norm and batch_norm == "batch" and state["training"]:
                 tracked.append((state, state["track_running_stats"]))
                 state["track_running_stats"] = False  # so that no buffer is passed to the kernel
+        for (
+            module,
+            trains,
+            is_norm,
+        ) in scripted:  # BatchNorm of it cannot leave its statistics alone
+            module.training = dropout and not is_norm and (trains or not frozen_apart)
         yield
     finally:
         for state, trains in zip(modules, flags, strict=True):
             state["training"] = trains
+        for module, trains, _ in scripted:
+            module.training = trains
         for state, tracks in reversed(
             tracked
         ):  # the first note of a layer that came twice is right
@@ -150,13 +167,15 @@ class KeptBuffer:
 
     def __init__(self, model: nn.Module, name: str) -> None:
         path, _, self.leaf = name.rpartition(".")
-        self.name, self.owner = name, model.get_submodule(path)._buffers
-        self.buffer = model.get_buffer(name)
+        # Step by step, as TorchScript has no `get_submodule`.
+        module = functools.reduce(getattr, filter(None, path.split(".")), model)
+        self.name, self.owner = name, module._buffers
+        self.buffer: Tensor = getattr(module, self.leaf)
         self.copy = self.buffer.clone()
 
     def moved(self) -> bool:
         """Whether it is another than it was. Waits for the device."""
-        same = self.owner.get(self.leaf) is self.buffer
+        same = self.leaf in self.owner and self.owner[self.leaf] is self.buffer
         return not same or not torch.equal(self.buffer, self.copy)
 
     def restore(self) -> None:
@@ -169,7 +188,13 @@ class KeptBuffer:
 @contextlib.contextmanager
 def kept_buffers(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
     """Restore these buffers afterwards."""
-    kept = [KeptBuffer(model, name) for name in names]
+    try:
+        kept = [KeptBuffer(model, name) for name in names]
+    except AttributeError as error:
+        raise RholossError(
+            f"The model is not the one of the first call, whose buffers were looked at ({error}). Make a "
+            "selector (or a `Scorer`) for each model."
+        ) from None
     try:
         yield
     finally:

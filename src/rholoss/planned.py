@@ -177,6 +177,7 @@ class Planned(DistributedSampler[int]):
             "order": self.order if under_way else None,
             "weight": self.weight.cpu() if under_way and self.weight is not None else None,
             "done": self._done if under_way else 0,
+            "ranks": self._ranks,
             "ids": self._digest,
         }
 
@@ -187,6 +188,13 @@ class Planned(DistributedSampler[int]):
             raise RholossError(
                 f"The state is of a data set of {rows} rows; this one has {now}, or other ids: what was "
                 "remembered would be that of other rows. Make `Planned` with the data set of the saved run."
+            )
+        ranks = state.get("ranks", self._ranks)
+        if state.get("done", 0) and ranks != self._ranks:
+            raise RholossError(
+                f"The state was saved in the middle of a pass, with {ranks} rank{'s' * (ranks > 1)}, and now "
+                f"there are {self._ranks}: rows of it would be left out. Go on with as many, or from a "
+                "state that was saved between two passes."
             )
         self.begun = state["begun"]
         self.memory.load_state_dict(state["memory"])

@@ -219,7 +219,8 @@ class Scorer:
         finally:
             self._dry = None
             for buffer in restore:
-                buffer.restore()
+                if buffer.moved():  # one that is written to can no more be read by a backward pass
+                    buffer.restore()
         self._protected = [buffer.name for buffer in protect]
         if self.compile:  # here, where an error is expected and the time is not taken for scoring
             with kept_buffers(base, [buffer.name for buffer in kept]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,6 +93,7 @@ class Selector:
         self.source = as_source(irreducible)
         self.schedule = schedule or constant()
         check_arguments(self.method, self.source, self.schedule, keep, k, flush_every, loss, seed)
+        arguments.check_options(index, shared, on_scores, auto_off)
         self.keep, self.k = float(1 if keep is None else keep), None if k is None else int(k)
         self.scorer = Scorer(
             loss,
@@ -159,13 +161,12 @@ class Selector:
             place_k = selection.position.to(device, non_blocking=True)
             selection = Selection(place_k, selection.weight)
             training, selection = self.ranks.share(batch, selection, rows, told, self.shared)
-            position = selection.position
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self.body(training), selection.weight)
         # A function of the user's may not be one of the rows.
         found = self.find_index is data.find_index
-        num = len(stats.index)
+        position, num = selection.position, len(stats.index)
         index = data.find_index(training) if found else data.take(stats.index, position, num)
         chosen = Chosen(index, position, selection.weight, score_B)
         self.adopt(stats, chosen, candidates, rows, scored=phase.score)
@@ -359,22 +360,11 @@ class Selector:
         seed: int = 0,
     ) -> CandidateBatches:
         """For `DataLoader(dataset, batch_sampler=...)`: loads only n_b rows while nothing is scored."""
-
-        def choose(step: int, ids: Any) -> Tensor | None:
-            phase = self._phase(step)
-            if phase.score or (step == 0 and not self._checked):  # the dry run sees a whole batch
-                return None
-            loss_B = None
-            if phase.drop and self.source is not None:
-                loss_B = self.source.losses(ids, None, torch.device("cpu"))
-            k, generator = self._share(len(ids)), core.step_generator(self.seed, step)
-            return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
-
         self.sampler = CandidateBatches(
             dataset,
             batch_size,
-            step=lambda: self.step,
-            choose=choose,
+            step=functools.partial(getattr, self, "step"),  # no lambda: a copy reads its own
+            choose=self._choose_ahead,
             shuffle=shuffle,
             drop_last=drop_last,
             seed=seed,
@@ -384,6 +374,16 @@ class Selector:
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
         self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
         return self.sampler
+
+    def _choose_ahead(self, step: int, ids: Any) -> Tensor | None:
+        phase = self._phase(step)
+        if phase.score or (step == 0 and not self._checked):  # the dry run sees a whole batch
+            return None
+        loss_B = None
+        if phase.drop and self.source is not None:
+            loss_B = self.source.losses(ids, None, torch.device("cpu"))
+        k, generator = self._share(len(ids)), core.step_generator(self.seed, step)
+        return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to make the same choices."""

@@ -75,7 +75,9 @@ class DenseTable:
     """A tensor of losses by integer id."""
 
     def __init__(self, values: Any) -> None:
-        self.dense: Tensor | None = torch.as_tensor(values, dtype=torch.float32, device="cpu")
+        # Losses that were just measured may have a graph behind them.
+        values = torch.as_tensor(values, dtype=torch.float32, device="cpu").detach()
+        self.dense: Tensor | None = values
         if self.dense.ndim != 1:
             raise RholossError(
                 f"`irreducible` must have one loss for each id, shape [N], but has shape "
@@ -223,7 +225,7 @@ class FunctionSource(Source):
 
     def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
         """Call the function; what it returns on the CPU is checked there."""
-        loss_B = torch.as_tensor(self.function(ids), dtype=torch.float32)
+        loss_B = torch.as_tensor(self.function(ids), dtype=torch.float32).detach()
         check_per_example(loss_B, len(ids), argument="irreducible")
         if loss_B.device.type == "cpu":
             raise_unmeasured(ids, loss_B)

@@ -39,6 +39,7 @@ def restore(select: Selector, state: Mapping[str, Any]) -> None:
     _check_same(told, own)
     check_decides(state, _decides(select))
     select.seed, select.step, select.off = state["seed"], state["step"], state["off"]
+    select._checked = False  # the model may be another now: its first step is a dry run again
     select.guard.not_finite = state["not_finite"]
     select.ledger.load_state_dict(state["ledger"])
     if select.source is not None and live:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as loader_worker
 
 from rholoss import data
 from rholoss.core import step_generator
@@ -95,7 +97,7 @@ class Stream(IterableDataset[Any]):
 
     def items(self, shard: Any) -> Iterator[tuple[Any, Any]]:
         """The key and the item of each row of a shard; an entry that is the key is taken out of it."""
-        for item in self.read(shard):
+        for item in _dealt_already(self.read, shard):
             key = self._key_of(item, shard)
             if not callable(self.key):  # a model would be given it, and it comes back as "index"
                 item = {name: value for name, value in item.items() if name != self.key}
@@ -191,3 +193,27 @@ class Stream(IterableDataset[Any]):
                 "num_workers=1."
             )
         return -(-(done - turn) // turns) * int(self._place[2])
+
+
+def _dealt_already(read: Callable[[Any], Iterable[Any]], shard: Any) -> Iterator[Any]:
+    """The items of a shard, all of them: streams of Hugging Face, for one, look for workers of a loader to
+    deal rows to, and leave out what is not theirs."""
+    with _no_workers():
+        items = iter(read(shard))
+    while True:
+        with _no_workers():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
+@contextlib.contextmanager
+def _no_workers() -> Iterator[None]:
+    """What runs here takes itself for the only reader."""
+    before, loader_worker._worker_info = loader_worker._worker_info, None
+    try:
+        yield
+    finally:
+        loader_worker._worker_info = before

@@ -162,8 +162,8 @@ def score(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Weights for the model: a .safetensors file, or a file of torch.save; no code in it "
-            "is run.",
+            help="Weights for the model: a .safetensors file, a file of torch.save, or what `il fit` "
+            "wrote; no code in it is run.",
         ),
     ] = None,
     loss: options.Loss = "classification",
@@ -252,7 +252,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
         return
     old = files.read_meta(out)
     raise RholossError(
-        f"--out {out} holds irreducible losses already ({old['rows']:,} rows, made "
+        f"--out {out} holds irreducible losses already ({files.measured_rows(old)}, made "
         f"{old.get('created', 'at an unknown time')}). Give another directory, for instance "
         f"{files.beside(out)}, or add --overwrite to replace them."
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rholoss.errors import RholossError
+from rholoss.il import Irreducible
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights
 
@@ -27,7 +28,9 @@ def load_weights(model: torch.nn.Module, file: Path) -> None:
 
 
 def read_weights(file: Path) -> dict[str, Any]:
-    """The state dict in a safetensors file or a file of torch.save; no code is run."""
+    """The state dict in a safetensors file, a file of torch.save, or a store; no code is run."""
+    if file.is_dir():
+        return _of_store(file)
     if not file.is_file():
         raise RholossError(f"--weights is {file}, but there is no such file.")
     if file.suffix == ".safetensors":
@@ -48,6 +51,18 @@ def read_weights(file: Path) -> dict[str, Any]:
             f"--weights {file} holds a {type(state).__name__}; save `model.state_dict()` instead."
         )
     return dict(state)
+
+
+def _of_store(store: Path) -> dict[str, Any]:
+    """Those of the model that was fitted for these irreducible losses."""
+    il = Irreducible.load(store)
+    models = (il.meta.get("split") or {}).get("folds") or 1
+    if models > 1:
+        raise RholossError(
+            f"--weights {store} holds {models} models, one for each fold; save the one that you mean: "
+            f"torch.save(Irreducible.load({str(store)!r}).weights(0), 'small.pt')."
+        )
+    return il.weights()
 
 
 def _read_safetensors(file: Path) -> dict[str, Any]:

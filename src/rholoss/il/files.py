@@ -36,6 +36,13 @@ LEFT_BEHIND = 24 * 3600  # seconds; younger files may be those of a write that i
 Writer = Callable[[BinaryIO], Any]
 
 
+def measured_rows(meta: Mapping[str, Any]) -> str:
+    """How many losses there are: the table of a part of a data set has rows that are none."""
+    rows = meta["rows"]
+    measured = meta.get("measured", rows)
+    return f"{rows:,} rows" if measured == rows else f"{measured:,} of {rows:,} rows"
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """The checked meta.json of a store."""
     try:

@@ -77,7 +77,8 @@ class Irreducible:
         model = (self.meta.get("model") or {}).get("class", "unknown model")
         mean = beside(*mean_and_guess(self, REPR_ROWS))
         kind = self.meta.get("loss")
-        return f"Irreducible({len(self):,} rows, {ids}, {kind} loss of {model}, {mean})"
+        rows = files.measured_rows(self.meta)
+        return f"Irreducible({rows}, {ids}, {kind} loss of {model}, {mean})"
 
     def __reduce__(self) -> Any:
         # Worker processes map the files again instead of receiving a copy of the table.

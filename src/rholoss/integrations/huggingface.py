@@ -67,15 +67,25 @@ class RhoMixin:
         super().__init__(*args, **kwargs)
         self.selector = selector
         self._trim = trim and not getattr(self.args, "torch_compile", False)
+        # Where it stood when it was given; a live model in it is large, so only where it is asked for.
+        self._made: dict[str, Any] | None = None
+        if getattr(self, "model_init", None):
+            self._made = copy.deepcopy(selector.state_dict())
         self._start: dict[str, Any] | None = None  # of the selector, as `train` was called
         self._tried: int | None = None  # batch size, since then
         _check_supported(self)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """`Trainer.train`; the ledger and the log of the selector are complete when it returns."""
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.train`; the ledger and the log of the selector are complete when it returns.
+
+        With `model_init` each call begins with a new model (those of a search do), and so with the selector
+        as it was given.
+        """
+        if self._made is not None and not resume_from_checkpoint and self.selector.step:
+            self.selector.load_state_dict(copy.deepcopy(self._made))
         self._start, self._tried = copy.deepcopy(self.selector.state_dict()), None
         try:
-            return super().train(*args, **kwargs)  # type: ignore[misc]
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._start = None
             self.selector.flush()

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from rholoss import data
@@ -87,12 +88,27 @@ class _Select:
                 f"{type(model).__name__} has no `forward`, so it cannot be scored. Name the module that "
                 "returns the logits: RhoCallback(selector, model=lambda module: module.net)."
             )
+        if getattr(trainer.fit_loop, "_skip_backward", False):
+            self._selected = True
+            return self._spread(batch)
         with trainer.precision_plugin.forward_context():
             chosen = self.selector(model, batch)
         self._selected = True
-        # `training_step` gets what it knows: a batch without ids, only smaller.
+        return self._known(chosen)
+
+    def _spread(self, batch: Any) -> Any:
+        """As many rows as a step has, evenly spaced: for the pass in which `StochasticWeightAveraging` has
+        BatchNorm measure the data, which is not what is worth a step."""
+        select = self.selector
+        rows = len(select.find_index(batch))
+        k = min(rows, round(select.ledger.trained / select.ledger.steps))
+        position = torch.arange(k, device="cpu") * rows // k
+        return self._known(data.take(batch, position, rows, select.shared))
+
+    def _known(self, batch: Any) -> Any:
+        """What `training_step` knows: a batch without ids, only smaller."""
         found = self.selector.find_index is data.find_index
-        return data.without_index(chosen) if found else chosen
+        return data.without_index(batch) if found else batch
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
