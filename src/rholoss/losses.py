@@ -21,12 +21,8 @@ from rholoss.errors import RholossError
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 IGNORED = -100  # the label of a token that does not count, as in torch and Hugging Face
-SIGNED = (
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-)  # that can be -100; in a byte it is 156
+# Labels of these kinds can be -100; in a byte it would be 156.
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 

@@ -99,11 +99,10 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
     """
     found, scripted = [], []
     for module in submodules(model):
-        if (
-            "training" in module.__dict__
-        ):  # what `torch.compile` puts around one has no flag of its own
+        # What `torch.compile` puts around a module has no flag of its own, and TorchScript's lies elsewhere.
+        if "training" in module.__dict__:
             found.append(module)
-        elif isinstance(module, torch.jit.ScriptModule):  # whose flag lies elsewhere
+        elif isinstance(module, torch.jit.ScriptModule):
             scripted.append((module, module.training, "BatchNorm" in module.original_name))
     modules = [module.__dict__ for module in found]
     normalises = [isinstance(module, _BatchNorm) for module in found]
@@ -117,11 +116,8 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
             if is_norm and batch_norm == "batch" and state["training"]:
                 tracked.append((state, state["track_running_stats"]))
                 state["track_running_stats"] = False  # so that no buffer is passed to the kernel
-        for (
-            module,
-            trains,
-            is_norm,
-        ) in scripted:  # BatchNorm of it cannot leave its statistics alone
+        # Scripted BatchNorm cannot leave its statistics alone, so that it has its running ones.
+        for module, trains, is_norm in scripted:
             module.training = dropout and not is_norm and (trains or not frozen_apart)
         yield
     finally:
@@ -129,9 +125,8 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
             state["training"] = trains
         for module, trains, _ in scripted:
             module.training = trains
-        for state, tracks in reversed(
-            tracked
-        ):  # the first note of a layer that came twice is right
+        # The first note of a layer that came twice is right.
+        for state, tracks in reversed(tracked):
             state["track_running_stats"] = tracks
 
 
