@@ -49,18 +49,6 @@ SETS = {
     "newest": ["torch", "transformers", "accelerate", "lightning", "datasets"],
     "trl": ["torch==2.13.0", "trl", "peft", "transformers", "accelerate", "datasets"],
 }
-INTEGRATIONS = [
-    "tests/test_integrations_huggingface.py",
-    "tests/test_integrations_hf_text.py",
-    "tests/test_integrations_hf_parts.py",
-    "tests/test_integrations_causal_lm.py",
-    "tests/test_integrations_trl.py",
-    "tests/test_integrations_lightning.py",
-    "tests/test_integrations_fabric.py",
-    "tests/test_integrations_accelerate.py",
-    "tests/test_integrations_ranks.py",
-    "tests/test_integrations_examples.py",
-]
 OTHERS = ("integrations", "experiments", "bench", "docs", "layout", "package")
 QUIET = ["--quiet", "--disable-pip-version-check"]
 
@@ -94,13 +82,19 @@ def library() -> list[str]:
     ]
 
 
+def integrations() -> list[str]:
+    """The files that test an integration. Those for a GPU are run there."""
+    names = sorted(path.name for path in (ROOT / "tests").glob("test_integrations_*.py"))
+    return [f"tests/{name}" for name in names if not name.endswith("_gpu.py")]
+
+
 def run_tests(python: Path) -> tuple[str, bool]:
     """The last line of each file's tests, and why some were skipped or failed."""
     report, fine = [], True
     places = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     around = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
     # A process for each integration: what they set up for a process, others would find.
-    for name, paths in [("the library", library()), *((path, [path]) for path in INTEGRATIONS)]:
+    for name, paths in [("the library", library()), *((path, [path]) for path in integrations())]:
         # Warnings of old versions about new Pythons and the like are theirs, not ours.
         command = [
             python,
