@@ -259,6 +259,17 @@ def test_who_is_terminated_is_interrupted_once(number):
     assert signal.getsignal(number) is before
 
 
+def test_a_background_job_of_a_script_can_be_terminated():
+    """A shell without job control has it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminable(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
 def test_a_closed_terminal_is_no_matter_to_who_was_told_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does

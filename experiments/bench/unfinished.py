@@ -119,5 +119,12 @@ def terminable() -> Iterator[None]:
             signal.signal(end, signal.SIG_IGN)
         signal.raise_signal(signal.SIGINT)
 
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     with processes.on_ends(interrupt):
-        yield
+        if ignored:  # of a script's background job, which is asked to end all the same
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            if ignored:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
