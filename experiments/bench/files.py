@@ -40,8 +40,8 @@ def reading(path: Path) -> Iterator[BinaryIO]:
         raise
     except Exception as error:
         raise RholossError(
-            f"{path} cannot be read: {error or type(error).__name__}. It is damaged; delete it, and what "
-            "it holds is made anew."
+            f"{path} cannot be read: {str(error) or type(error).__name__}. It is damaged; delete it, and "
+            "what it holds is made anew."
         ) from error
 
 
