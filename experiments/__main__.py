@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from experiments import processes, records
+from experiments.bench.lines import tell
+from rholoss.errors import RholossError
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -17,7 +19,10 @@ PRECISIONS = ("bf16", "fp32")
 def main(words: list[str] | None = None) -> None:
     a = _parser().parse_args(words)
     a.words = sys.argv[1:] if words is None else words
-    {"list": _list, "run": _run, "report": _report}[a.command](a)
+    try:
+        {"list": _list, "run": _run, "report": _report}[a.command](a)
+    except RholossError as error:
+        raise SystemExit(str(error)) from None  # where a run failed was told
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,9 +123,9 @@ def _list(a: argparse.Namespace) -> None:
     for study in _chosen(a):
         cells = list(study.cells(a.seeds))
         ran = sum(cell.key() in have for cell in cells)
-        print(f"{study.name:24} tier {study.tier}  {ran:3} of {len(cells):3} runs  {study.title}")
+        tell(f"{study.name:24} tier {study.tier}  {ran:3} of {len(cells):3} runs  {study.title}")
     for name, (command, title) in () if a.study else COMMANDS.items():
-        print(f"{name:24} {title}: `{command}`")
+        tell(f"{name:24} {title}: `{command}`")
 
 
 def _run(a: argparse.Namespace) -> None:
@@ -137,14 +142,14 @@ def _run(a: argparse.Namespace) -> None:
     from experiments.bench.run import Bench, missing, run
 
     bench, cells = Bench(a.data, precision=a.precision, compile=a.compile), _cells(a)
-    # Processes fill the device by one run each; and what is under way when time is up is lost.
+    # Processes fill the device by one run each; and the fewer are under way, the fewer are put aside.
     side_by_side = a.side_by_side or (6 if a.claims is None else 1)
     # What is committed is not run again, wherever new lines go, unless that is asked for.
     known = [] if a.again else [records.RESULTS]
     if a.claims is None:
         todo = len(missing(cells, a.out, *known))
         also = "" if todo else "; `--again --out DIR` makes them once more, in another directory"
-        print(f"{todo} runs to do, {len(cells) - todo} have their line{also}", flush=True)
+        tell(f"{todo} runs to do, {len(cells) - todo} have their line{also}")
     more = {"seconds": a.seconds, "limit": a.limit, "side_by_side": side_by_side, "known": known}
     if a.claims is not None:
         from experiments.bench.preparation import Preparation  # not on Windows: it locks files
@@ -165,13 +170,13 @@ def _report(a: argparse.Namespace) -> None:
     from experiments.studies.digit_claims import DIGIT_CLAIMS
 
     for study in _chosen(a):
-        print(write(study, a.out))
+        tell(str(write(study, a.out)))
     claims = [*CLAIMS, *DIGIT_CLAIMS]
-    print(write_claims(claims, STUDIES, a.out))
+    tell(str(write_claims(claims, STUDIES, a.out)))
     if a.html:
         from experiments.bench.html import write_html
 
-        print(write_html(STUDIES, claims, a.out, a.html))
+        tell(str(write_html(STUDIES, claims, a.out, a.html)))
 
 
 if __name__ == "__main__":

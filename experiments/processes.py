@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+# How a process is asked to end; by the second, as its terminal is closed.
+ENDS = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 # How runs are shared out, and for how long, is no part of what they are.
 SHARED = r" --(claims|store|seconds|limit|side-by-side|processes)[ =]\S+"
 
@@ -44,21 +47,35 @@ def claims() -> Iterator[Path]:
 def share(number: int, module: str, words: Sequence[str]) -> None:
     """`python -m module words` so many times, and wait for all."""
     command = [sys.executable, "-m", module, *words]
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # In groups of their own: Ctrl-C in a terminal reaches this process, which then ends each of them once.
-    parts = [subprocess.Popen(command, process_group=0) for _ in range(number)]
-    try:
-        failed = sum(part.wait() != 0 for part in parts)
-    except BaseException:  # interrupted or terminated: nobody is left to wait for them
-        for part in parts:
-            part.terminate()
-        for part in parts:
-            part.wait()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with on_ends(lambda signal_number, _: sys.exit(128 + signal_number)):
+        parts: list[subprocess.Popen[bytes]] = []
+        try:
+            for _ in range(number):
+                parts.append(subprocess.Popen(command, process_group=0))
+            failed = sum(part.wait() != 0 for part in parts)
+        except BaseException:  # interrupted or terminated: nobody is left to wait for them
+            for part in parts:
+                part.terminate()
+            for part in parts:
+                part.wait()
+            raise
     if failed:
         raise SystemExit(f"{failed} of {number} processes failed; run the command again.")
+
+
+@contextmanager
+def on_ends(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Inside, this is what happens where the process is asked to end, unless that is ignored (`nohup`)."""
+    before = {number: signal.getsignal(number) for number in ENDS}
+    heard = [number for number, was in before.items() if was is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def unshared(command: str) -> str:

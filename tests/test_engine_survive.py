@@ -182,6 +182,44 @@ def test_an_interrupt_waits_for_the_end_of_a_step_and_a_second_one_does_not():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("call", [20, 21])  # while it scores, while it trains
+def test_a_step_that_was_cut_in_its_middle_is_no_state_to_go_on_from(call):
+    """Half of it is done: whoever went on from there would end elsewhere, and not know."""
+
+    class Interrupted(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == call:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            return super().forward(x)
+
+    fast = trainer(Interrupted(20, 5))
+    fast.train(3)
+    state = fast.state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        fast.train(100)
+    with pytest.raises(RholossError, match=r"Step \d+ was cut off in its middle .* earlier state"):
+        fast.state_dict()
+    fast.load_state_dict(state)
+    assert fast.state_dict()["step"] == 3
+
+
+def test_counts_that_were_cut_off_are_no_state_to_go_on_from(monkeypatch):
+    def interrupted(self, *args):
+        raise KeyboardInterrupt
+
+    fast = trainer()
+    fast.train(3)
+    monkeypatch.setattr(type(fast.log), "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fast.flush()
+    with pytest.raises(RholossError, match="Step 3 was cut off"):
+        fast.state_dict()
+
+
 def test_other_handlers_and_threads_are_left_alone():
     told = []
     before = signal.signal(signal.SIGINT, lambda *_: told.append("mine"))

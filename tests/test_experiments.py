@@ -1,6 +1,5 @@
 """What the experiments stand on: models and official files."""
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +59,15 @@ def test_human_labels_are_read_as_they_are_published(tmp_path):
     assert cifar10n("worse", tmp_path).tolist() == list(range(19, -1, -1))
     assert cifar10n("random1", tmp_path).dtype == np.int64
     torch.save({"worse_label": Path("anything")}, path)  # no arrays: nothing of it is made
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(
+        ValueError, match=r"human.pt is not the file that was published; get it again"
+    ):
         cifar10n("worse", tmp_path)
+    whole = path.read_bytes()
+    for damaged in (b"", b"<html>", whole[: len(whole) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"get it again from https.* md5 96644db5574813cae"):
+            cifar10n("worse", tmp_path)
 
 
 def test_missing_and_broken_files_are_told(tree, tmp_path):
@@ -74,6 +80,9 @@ def test_missing_and_broken_files_are_told(tree, tmp_path):
     with pytest.raises(ValueError, match=r"`kind` is 'best', but .* has worse, random1"):
         cifar10n("best", tree)
     path = tree / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(b"\x63" + path.read_bytes()[1:])
+    with pytest.raises(ValueError, match=r"test_batch.bin has the label 99, .* get it again from"):
+        cifar10(tree)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="not a multiple of 3073: it was cut off"):
         cifar10(tree)

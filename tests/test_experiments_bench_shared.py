@@ -2,8 +2,7 @@
 
 import gc
 import weakref
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from fixtures_bench import BASE, RECIPE, cells, tiny, write_cifar10
 
 from experiments import __main__ as command
 from experiments import records
-from experiments.bench import adapters, irreducible, pace, training
+from experiments.bench import adapters, irreducible, training
 from experiments.bench.cell import Cell, Group, Study
 from experiments.bench.pace import Pace
 from experiments.bench.run import Bench, Run, done, run
@@ -147,6 +146,41 @@ def test_losses_of_other_points_are_not_taken(root):
         made(root).losses(cell)
 
 
+@pytest.mark.parametrize("suffix", ["*losses*.npz", "*tiny_3*.pt", "core-set*.npz"])
+def test_a_file_that_is_damaged_is_told_with_its_name(root, suffix):
+    cell = Cell(method="svp", il=HOLDOUT, **BASE)
+    made(root).prepare(cell)
+    (path,) = made(root).folder.glob(suffix)
+    if path.suffix == ".pt":  # the weights are not read where the losses and the core-set are there
+        for other in made(root).folder.glob("*.npz"):
+            other.unlink()
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], bytes(len(whole))):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            RholossError, match=f"{path} cannot be read: [^.].+ delete it, and what"
+        ):
+            made(root).prepare(cell)
+
+
+def test_irreducible_losses_that_there_is_no_room_for_are_used_all_the_same(
+    root, fitted, monkeypatch, tmp_path, capsys
+):
+    """A fit takes minutes: it is not made for each run anew, and takes no run with it."""
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(irreducible.np, "savez", full)
+    arms = [Cell(method=method, il=HOLDOUT, **BASE) for method in ("rho", "negative_il", "svp")]
+    assert run(made(root), [("s", arm) for arm in arms], tmp_path / "out", progress=False) == 3
+    assert len(fitted) == 1
+    told = capsys.readouterr().err
+    assert told.count("could not be written, and will be made again: [Errno 28] No space") == 3
+    assert not list(made(root).folder.iterdir())
+
+
 # Compilations.
 
 
@@ -204,90 +238,6 @@ def test_a_run_that_begins_leaves_the_dropout_of_others_alone(root, monkeypatch)
 
 
 # Time.
-
-
-@dataclass(eq=False)
-class Going:
-    step: int
-    cell: Cell = field(default_factory=Cell)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Seconds that pass when told to."""
-    now = [1000.0]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def passes(seconds):
-        now[0] += seconds
-
-    return passes
-
-
-def test_a_run_begins_only_if_it_would_be_through(clock):
-    watch, slow, fast = Pace(limit=100.0), Going(0), Going(0)
-    for seconds, slow.step, fast.step in ((50, 400, 450), (2, 500, 550), (1, 549, 640)):
-        clock(seconds)  # the first steps compile
-        watch.look([slow, fast])
-    assert watch.allows(Cell(), 10**9)  # nothing is known yet: neither has settled for long
-    clock(11)
-    slow.step, fast.step = 1100, 2000  # the slower: 600 steps in 12 seconds, since it had settled
-    watch.look([slow, fast])
-    assert watch.allows(Cell(), 1800)  # 64 seconds are over
-    assert not watch.allows(Cell(), 1850)
-    assert not watch.over
-    watch.look([Going(0)])
-    assert not watch.allows(Cell(), 1850)  # what was seen is remembered
-    clock(37)
-    assert watch.over
-
-
-def test_a_run_that_does_not_score_is_known_to_be_faster(clock):
-    watch = Pace(limit=100.0)
-    scores, plain = Going(500, Cell(method="rho")), Going(500)
-    watch.look([scores])
-    clock(50)
-    scores.step += 1000
-    watch.look([scores])
-    assert not watch.allows(Cell(), 1001)  # 50 seconds, if it is as slow
-    watch.look([plain])
-    clock(10)
-    plain.step += 1000
-    watch.look([plain])
-    assert watch.allows(Cell(), 3900)  # 40 seconds are left
-    assert watch.allows(Cell(method="svp"), 3900)
-    assert not watch.allows(Cell(method="rho"), 900)
-    assert not watch.allows(Cell(n_b=64), 900)
-
-
-@pytest.mark.parametrize(
-    ("seen", "cell", "times"),
-    [
-        (Cell(), Cell(method="rho"), 416 / 96),  # scores 320 rows beside 32 with their gradients
-        (Cell(method="rho"), Cell(method="rho", il="resnet18, live"), 2),
-        (Cell(method="loss"), Cell(method="bald"), (3200 + 96) / 416),  # ten draws
-        (Cell(method="rho"), Cell(method="grad_norm"), 1),
-        (Cell(method="rho"), Cell(), 1),  # as slow as the slowest, for all one knows
-    ],
-)
-def test_a_run_of_another_kind_is_taken_to_be_slower_by_its_work(clock, seen, cell, times):
-    """Or it would begin, and be cut off by the limit."""
-    watch, going = Pace(limit=100.0), Going(500, seen)
-    watch.look([going])
-    clock(10)
-    going.step += 1000
-    watch.look([going])
-    most = 9000 / times  # 90 seconds are left, at a hundredth of a second
-    assert watch.allows(cell, round(0.99 * most))
-    assert not watch.allows(cell, round(1.01 * most))
-
-
-def test_nothing_begins_when_time_is_over(clock):
-    watch = Pace(seconds=10)
-    assert not watch.over
-    assert watch.allows(Cell(), 10**12)
-    clock(11)
-    assert watch.over
 
 
 def test_what_would_be_cut_off_is_left_for_the_next_time(root, tmp_path, monkeypatch):

@@ -50,6 +50,17 @@ def test_unknown_labels_are_told():
             label_set(name, "cifar10", arrays())
 
 
+def test_human_labels_of_another_data_set_are_told(tmp_path):
+    (tmp_path / "cifar-n").mkdir()
+    data = arrays()
+    for labels in (data.train.labels[1:], data.train.labels + 5):
+        np.savez(tmp_path / "cifar-n" / "CIFAR-10_human.npz", worse_label=labels)
+        with pytest.raises(
+            RholossError, match=r"The human labels 'worse' are .* has 2000 training"
+        ):
+            label_set("worse", "cifar10", data, tmp_path)
+
+
 def test_relevance_keeps_twenty_classes_whole_and_six_percent_of_the_others():
     thin = relevance(arrays(10_000, 100))
     counts = np.bincount(thin.train.labels, minlength=100)

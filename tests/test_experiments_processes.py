@@ -174,7 +174,8 @@ def test_how_a_command_was_shared_out_is_no_part_of_it():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
-def test_a_command_that_is_terminated_leaves_nobody_at_work(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_terminated_leaves_nobody_at_work(tmp_path, number):
     """They would go on, on a GPU that is paid for, beside whoever gives the command again."""
     (tmp_path / "waits.py").write_text(
         "import os, pathlib, time\npathlib.Path(f'{os.getpid()}.pid').touch()\ntime.sleep(60)\n"
@@ -188,7 +189,7 @@ def test_a_command_that_is_terminated_leaves_nobody_at_work(tmp_path):
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    parent.send_signal(signal.SIGTERM)
+    parent.send_signal(number)
     assert parent.wait(30) != 0
     for path in tmp_path.glob("*.pid"):
         with pytest.raises(ProcessLookupError):

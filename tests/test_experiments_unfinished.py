@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +22,18 @@ from rholoss import progress
 from rholoss.engine import Evaluator
 
 SAME = ("eval", "il_eval", "test_loss", "per_class", "shares", "scored", "trained", "steps")
+ASKED = (signal.SIGTERM, signal.SIGHUP)  # to end: the second as a terminal is closed
+RHO = {"method": "rho", "il": "tiny, clean holdout"}
 KINDS = [
-    ("uniform", "none", "clean"),
-    ("grad_norm_is", "none", "clean"),
-    ("rho", "tiny, clean holdout", "noise 10 %"),
-    ("rho", "tiny, live", "clean"),
-    ("svp", "tiny, clean holdout", "clean"),
+    {},
+    {"method": "loss"},
+    {"method": "grad_norm_is"},
+    {"method": "svp", "il": "tiny, clean holdout"},
+    {**RHO, "labels": "noise 10 %", "looks": 2},
+    {**RHO, "schedule": "annealed"},
+    {**RHO, "il": "tiny, cross-fit", "batch_norm": "eval"},
+    {**RHO, "il": "tiny, live"},
+    {**RHO, "il": "tiny, live in train mode"},
 ]
 
 
@@ -66,14 +73,14 @@ def cut_off(monkeypatch, step, times=1):
     monkeypatch.setattr(Run, "advance", interrupted)
 
 
-@pytest.mark.parametrize(("method", "il", "labels"), KINDS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: ", ".join(map(str, kind.values())))
 @pytest.mark.parametrize(
     "step", [7, 10]
 )  # in the middle of an epoch; at its end, evaluation unread
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
-    bench, tmp_path, monkeypatch, method, il, labels, step
+    bench, tmp_path, monkeypatch, kind, step
 ):
-    cells = [("s", Cell(method=method, il=il, labels=labels, **BASE))]
+    cells = [("s", Cell(**BASE, **kind))]
     run(bench(), cells, tmp_path / "whole", progress=False)
     cut_off(monkeypatch, step)
     with pytest.raises(KeyboardInterrupt):
@@ -115,18 +122,20 @@ def test_all_runs_that_are_under_way_are_put_aside(bench, tmp_path, monkeypatch,
         assert {n: line[n] for n in SAME} == {n: found[key][n] for n in SAME}
 
 
-def test_an_interrupted_evaluation_is_made_again(bench, tmp_path, monkeypatch):
-    cells = [("s", Cell(**BASE))]
+@pytest.mark.parametrize("part", ["begin", "read"])
+@pytest.mark.parametrize("call", [4, 5])  # the second of the model, and of its live one
+def test_an_interrupted_evaluation_is_made_again(bench, tmp_path, monkeypatch, part, call):
+    cells = [("s", Cell(method="rho", il="tiny, live", **BASE))]
     run(bench(), cells, tmp_path / "whole", progress=False)
-    begin, left = Evaluator.begin, [2]
+    made, calls = getattr(Evaluator, part), []
 
     def interrupted(self):
-        left[0] -= 1
-        if left[0] == 0:
+        calls.append(self)
+        if len(calls) == call:
             raise KeyboardInterrupt
-        begin(self)
+        return made(self)
 
-    monkeypatch.setattr(Evaluator, "begin", interrupted)
+    monkeypatch.setattr(Evaluator, part, interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(bench(), cells, tmp_path / "cut", progress=False)
     run(bench(), cells, tmp_path / "cut", progress=False)
@@ -143,7 +152,7 @@ def test_a_state_is_of_one_precision(bench, tmp_path, monkeypatch):
     assert bench().unfinished.step(replace(cells[0][1], seed=1)) == 0
 
 
-@pytest.mark.parametrize("spoil", [b"", b"PK\x03\x04 cut short", "other losses"])
+@pytest.mark.parametrize("spoil", [b"", b"PK\x03\x04 cut short", "a bit", "all", "other losses"])
 def test_a_state_that_does_not_fit_is_told_and_the_run_begins_anew(
     bench, tmp_path, monkeypatch, capsys, spoil
 ):
@@ -155,6 +164,14 @@ def test_a_state_that_does_not_fit_is_told_and_the_run_begins_anew(
     path = bench().unfinished.path(cell)
     if isinstance(spoil, bytes):
         path.write_bytes(spoil)
+    elif spoil == "a bit":  # of a weight
+        state = path.read_bytes()
+        with zipfile.ZipFile(path) as file:
+            largest = max(file.infolist(), key=lambda entry: entry.file_size)
+        place = state.index(b"FB", largest.header_offset) + 512  # the padding, and the weights
+        path.write_bytes(state[:place] + bytes([state[place] ^ 1]) + state[place + 1 :])
+    elif spoil == "all":
+        torch.save([1], path)
     else:
         state = torch.load(path, weights_only=True)
         state["trainer"]["made"]["irreducible losses"] = "others"
@@ -199,7 +216,7 @@ def test_a_run_of_hours_says_where_it_stands(bench, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [*ASKED, signal.SIGINT, signal.SIGKILL])
 def test_a_process_that_is_ended_is_gone_on_with(bench, root, tmp_path, number):
     cell = Cell(seed=1, **BASE)
     script = Path(__file__).with_name("fixtures_bench.py")
@@ -216,7 +233,7 @@ def test_a_process_that_is_ended_is_gone_on_with(bench, root, tmp_path, number):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    if number == signal.SIGTERM:
+    if number in ASKED:
         process.send_signal(number)  # whoever asks twice does not spoil it
     _, told = process.communicate(timeout=60)
     assert process.returncode != 0
@@ -231,10 +248,45 @@ def test_a_process_that_is_ended_is_gone_on_with(bench, root, tmp_path, number):
     assert {name: found[name] for name in SAME} == result(tmp_path / "whole")
 
 
-def test_who_is_terminated_is_interrupted_once():
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", ASKED)
+def test_who_is_terminated_is_interrupted_once(number):
+    before = signal.getsignal(number)
     with terminable():
         with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        for again in ASKED:
+            signal.raise_signal(again)  # while what is under way is put aside
+    assert signal.getsignal(number) is before
+
+
+def test_a_background_job_of_a_script_can_be_terminated():
+    """A shell without job control has it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminable(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # while what is under way is put aside
-    assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_closed_terminal_is_no_matter_to_who_was_told_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_whatever_ends_the_command_what_is_under_way_is_put_aside(bench, tmp_path, monkeypatch):
+    def gone(*args, **options):
+        raise BrokenPipeError  # of stderr: `2>&1 | head`
+
+    monkeypatch.setattr(progress.Bar, "advance", gone)
+    with pytest.raises(BrokenPipeError):
+        run(bench(), [("s", Cell(**BASE))], tmp_path, progress=False)
+    assert bench().unfinished.step(Cell(**BASE)) == 5

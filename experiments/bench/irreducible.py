@@ -8,8 +8,8 @@ hundredth as large, are all that most runs need.
 from __future__ import annotations
 
 import copy
+import functools
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments.bench.files import keep, read_tensors, reading
 from experiments.bench.problems import Problem
 from rholoss import Irreducible, Ladder
 from rholoss.engine import Evaluator, Resident, Trainer, losses_of
@@ -156,8 +157,7 @@ class Fits:
                 self._losses[key] = _load_losses(path, ids)
             else:
                 found = self._losses[key] = self._measure(il, problem, dataset, labels, part)
-                if path is not None:
-                    _save_losses(path, found, ids)
+                keep(path, functools.partial(_save_losses, losses=found, ids=ids))
         return self._losses[key]
 
     def _ladder(self, name: str, il: str, problem: Problem, *where: str) -> Losses:
@@ -250,8 +250,7 @@ class Fits:
                     lambda: make(num_classes), data, judge, recipe,
                     precision=self.precision, compile=self.compile, seed=seed,
                 )  # fmt: skip
-                if path is not None:
-                    _save(path, member)
+                keep(path, functools.partial(_save, member=member))
                 self._members[key] = member
         return self._members[key]
 
@@ -270,12 +269,9 @@ def _halves(data: Resident, seed: int = 0) -> list[Tensor]:
 
 
 def save_arrays(path: Path, **arrays: Any) -> None:
-    """As .npz, under a temporary name first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    """As .npz, whatever the file's name."""
+    with path.open("wb") as file:
         np.savez(file, **arrays)
-    temporary.replace(path)
 
 
 def _save_losses(path: Path, losses: Losses, ids: Tensor) -> None:
@@ -284,7 +280,7 @@ def _save_losses(path: Path, losses: Losses, ids: Tensor) -> None:
 
 
 def _load_losses(path: Path, ids: Tensor) -> Losses:
-    with np.load(path) as found:
+    with reading(path) as file, np.load(file) as found:
         if not np.array_equal(found["ids"], ids):
             raise RholossError(f"{path} holds losses of other points; delete it to fit them anew.")
         about = json.loads(str(found["about"]))
@@ -293,20 +289,17 @@ def _load_losses(path: Path, ids: Tensor) -> Losses:
 
 
 def _save(path: Path, member: Member) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     state = {
         "model": member.model.state_dict(),
         "epoch": member.epoch,
         "loss": member.loss,
         "seconds": member.seconds,
     }
-    torch.save(state, temporary)
-    temporary.replace(path)
+    torch.save(state, path)
 
 
 def _load(path: Path, model: nn.Module, device: torch.device) -> Member:
-    state = torch.load(path, map_location=device, weights_only=True)
+    state = read_tensors(path, map_location=device)
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.load_state_dict(state["model"])
     return Member(model.eval(), state["epoch"], state["loss"], state["seconds"])

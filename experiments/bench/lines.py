@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -74,6 +76,14 @@ def told(line: dict[str, Any]) -> str:
         f"{line['study']}: {cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), "
         f"seed {cell.seed}: {accuracy}"
     )
+
+
+def tell(text: str) -> None:
+    """Print a line. Whoever read them may be gone (`| head`): that ends no run, and is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def standing(runs: Sequence[Progress]) -> str:

@@ -22,6 +22,7 @@ class Moving(Protocol):
     """A run, as far as its pace goes."""
 
     cell: Cell
+    resumed: int
 
     @property
     def step(self) -> int: ...
@@ -56,11 +57,12 @@ class Pace:
         seconds: none begins after so long.
         limit: and none that would not be through by then, at the pace that was seen last of runs of its
             kind (the slowest of them; of all, if none was seen, and slower by as much as it has more to
-            do). A process that is killed loses all that is under way.
+            do). What is under way when a process is killed waits for the next.
     """
 
     def __init__(self, seconds: float = math.inf, limit: float = math.inf) -> None:
         self.seconds, self.limit, self.started = seconds, limit, time.perf_counter()
+        self._began: WeakKeyDictionary[Moving, int] = WeakKeyDictionary()
         self._settled: WeakKeyDictionary[Moving, tuple[float, int]] = WeakKeyDictionary()
         self._a_step: dict[Kind, float] = {}  # seconds, as seen last
 
@@ -73,7 +75,9 @@ class Pace:
         """See how fast the runs are that are under way, since they were first seen to have settled."""
         now, paces = time.perf_counter(), dict[Kind, float]()
         for run in running:
-            if run.step >= SETTLED:
+            # One that was cut off and goes on compiles again.
+            began = self._began.setdefault(run, run.step if run.resumed else 0)
+            if run.step >= began + SETTLED:
                 since, step = self._settled.setdefault(run, (now, run.step))
                 if run.step >= step + ENOUGH:
                     taken, key = (now - since) / (run.step - step), kind(run.cell)

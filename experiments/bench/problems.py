@@ -155,6 +155,11 @@ def label_set(name: str, dataset: str, arrays: Arrays, root: Any = None) -> Nois
         new, _ = uniform_noise(old, num_classes, p, seed=NOISE_SEED, mode=mode)
     elif name in HUMAN.get(dataset, ()):
         new = cifar10n(name, root) if dataset == "cifar10" else cifar100n(root)
+        if len(new) != len(old) or new.min() < 0 or new.max() >= num_classes:
+            raise RholossError(
+                f"The human labels {name!r} are {len(new)}, from {new.min()} to {new.max()}, but {dataset} "
+                f"has {len(old)} training images of {num_classes} classes: the files are not of one data set."
+            )
     else:
         human = "; ".join(
             f"for {data} {', '.join(map(repr, kinds))}" for data, kinds in HUMAN.items()

@@ -19,6 +19,7 @@ import torch
 from experiments import records
 from experiments.bench.adapters import OwnPrecision, Unaugmented
 from experiments.bench.cell import Cell
+from experiments.bench.files import keep, reading
 from experiments.bench.irreducible import (
     CROSS_FIT,
     LIVE,
@@ -30,7 +31,7 @@ from experiments.bench.irreducible import (
     parse,
     save_arrays,
 )
-from experiments.bench.lines import line, standing, told
+from experiments.bench.lines import line, standing, tell, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
 from experiments.bench.streaming import STREAMS, Loop, prepare_streamed
@@ -144,12 +145,11 @@ class Bench:
             train = self.problem(cell).train
             path = self.fits.path(f"core-set {' '.join(key)}", ".npz")
             if path is not None and path.exists():
-                with np.load(path) as found:
+                with reading(path) as file, np.load(file) as found:
                     rows = found["rows"]
             else:
                 rows = self._least_sure(cell, train)
-                if path is not None:
-                    save_arrays(path, rows=rows)
+                keep(path, functools.partial(save_arrays, rows=rows))
             self._coresets[key] = train.take(torch.as_tensor(rows, device=train.device))
         return self._coresets[key]
 
@@ -240,7 +240,7 @@ def run(
                         records.append(out / record["study"] / "runs.jsonl", record)
                         bench.unfinished.forget(Cell.of(record))
                         finished += 1
-                        print(told(record), flush=True)
+                        tell(told(record))
                     let_interrupt_through()
                 if len(running) < before:
                     gc.collect()  # an evaluator holds itself and, by it, memory of the device
@@ -249,7 +249,7 @@ def run(
                 over = bar.total - len(waiting) - len(under_way)
                 done_of_each = sum(current.step / current.total_steps for current in under_way)
                 bar.advance(over + done_of_each - bar.done, note=standing(under_way))
-        except KeyboardInterrupt:
+        except BaseException:
             bench.unfinished.put_aside([current for _, current in running])
             raise
     failed.tell()

@@ -135,14 +135,16 @@ class Run:
         """Go on from there. A state that does not fit is refused before anything is changed."""
         with self._on_stream():
             self.trainer.load_state_dict(state["trainer"])
-            self.evals = [tuple(look) for look in state["evals"]]
-            self.il_evals = [tuple(look) for look in state["il_evals"]]
             self.picked.load_state_dict(state["shares"])
             self.started = time.perf_counter() - state["seconds"]
             self.resumed = state["resumed"] + 1
+            # One that is due is made again: who was interrupted may have had it in part.
             step, per_epoch, looks = self.step, self.steps_per_epoch, self.cell.looks
-            due = step > 0 and next_look(step - 1, per_epoch, looks) == step
-            if due and (not self.evals or self.evals[-1][0] < step):
+            self.evals, self.il_evals = (
+                [(at, value) for at, value in state[name] if at < step]
+                for name in ("evals", "il_evals")
+            )
+            if step > 0 and next_look(step - 1, per_epoch, looks) == step:
                 self._begin_look()
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:

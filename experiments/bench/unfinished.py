@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ import torch
 
 from experiments import processes, records
 from experiments.bench.cell import Cell
+from experiments.bench.files import read_tensors
 from experiments.bench.streaming import Loop
 from experiments.bench.training import Run
 from rholoss.engine.interrupt import whole_steps
@@ -43,18 +43,20 @@ class Unfinished:
 
     def step(self, cell: Cell) -> int:
         """How far the cell's run has come; 0 where there is nothing to go on with."""
-        # One number of some hundred megabytes.
-        state = self._read(cell, map_location="cpu", mmap=True)
-        return 0 if state is None else int(state["trainer"]["step"])
+        try:  # one number of some hundred megabytes
+            state = torch.load(self.path(cell), weights_only=True, mmap=True, map_location="cpu")
+            return int(state["trainer"]["step"])
+        except Exception:  # there is none, or what is told when the run begins
+            return 0
 
     def resume(self, run: Run) -> None:
         """Take a run that has just begun to where an earlier process left it."""
-        state = self._read(run.cell)
-        if state is None:
+        path = self.path(run.cell)
+        if not path.exists():
             return
         try:
-            run.load_state_dict(state)
-        except RholossError as error:  # other irreducible losses, say
+            run.load_state_dict(read_tensors(path))
+        except RholossError as error:  # it was damaged, or is of other irreducible losses, say
             self._tell(run.cell, f"begins anew: {error}")
         else:
             self._tell(run.cell, f"goes on at step {run.step}")
@@ -69,8 +71,7 @@ class Unfinished:
         """Keep the states of all: the process is about to end."""
         kept = sum(self._save(run) for run in runs)
         if kept:
-            told = f"{kept} run(s) under way were put aside; the same command goes on with them."
-            print(told, file=sys.stderr, flush=True)
+            _tell(f"{kept} run(s) under way were put aside; the same command goes on with them.")
 
     def forget(self, cell: Cell) -> None:
         """The run has its line: let its state go, and what a kill left of an unfinished one."""
@@ -96,34 +97,34 @@ class Unfinished:
             self._kept[run.cell.key()] = time.monotonic()
         return True
 
-    def _read(self, cell: Cell, **options: Any) -> dict[str, Any] | None:
-        path = self.path(cell)
-        if not path.exists():
-            return None
-        try:
-            return dict(torch.load(path, weights_only=True, **options))
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            self._tell(cell, f"begins anew, since {path.name} cannot be read: {error}")
-            return None
-
     def _tell(self, cell: Cell, what: str) -> None:
         name = f"{cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), seed {cell.seed}"
-        print(f"{name}: {what}", file=sys.stderr, flush=True)
+        _tell(f"{name}: {what}")
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal was closed: all the more is to be kept
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM is an interrupt, which waits for the end of the step; further ones are ignored."""
+    """Inside, who asks the process to end interrupts it, after the step; further ones are ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for end in processes.ENDS:
+            signal.signal(end, signal.SIG_IGN)
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with processes.on_ends(interrupt):
+        if ignored:  # of a script's background job, which is asked to end all the same
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            if ignored:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)

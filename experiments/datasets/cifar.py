@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,12 @@ def _records(path: os.PathLike[str], num_labels: int = 1) -> Images:
         )
     rows = raw.reshape(-1, record)
     labels = rows[:, num_labels - 1].astype(np.int64)
+    classes = 10 if num_labels == 1 else 100
+    if labels.max() >= classes:
+        raise ValueError(
+            f"{path} has the label {labels.max()}, but there are {classes} classes: it is damaged, or "
+            f"another file; get it again from {HOME}."
+        )
     return Images(rows[:, num_labels:].reshape(-1, 3, 32, 32), labels)
 
 
@@ -86,7 +93,12 @@ def _human(name: str, kind: str, root: str | os.PathLike[str] | None) -> np.ndar
     path = folder / f"{name}_human.npz"  # the same labels, packed
     if not path.exists():
         path = need(folder / f"{name}_human.pt", f"{name}N", f"{HOME_N}: {HUMAN[name]}")
-    labels = {key.replace("_label", ""): value for key, value in _arrays(path).items()}
+    try:
+        labels = {key.replace("_label", ""): value for key, value in _arrays(path).items()}
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"{path} is not the file that was published; get it again from {HOME_N}: {HUMAN[name]}."
+        ) from error
     if kind not in labels:
         raise ValueError(f"`kind` is {kind!r}, but {path} has {', '.join(labels)}.")
     return np.asarray(labels[kind], np.int64)

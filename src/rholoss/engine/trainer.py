@@ -193,6 +193,7 @@ class Trainer:
         self.losses: list[Tensor] = []  # of the steps from where it began, as they were read
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
+        self._whole = True  # unless an error or a second Ctrl-C cut a step in its middle
         # Mean scores of the steps of this hundred that scored.
         self.reducible = torch.zeros(0, device="cpu")
 
@@ -272,6 +273,7 @@ class Trainer:
             self.body.uniform_order.left = 0  # what is left of an earlier pass was not filtered
         phase = self.schedule(self.step)
         scores = phase.score and bool(self.method.needs)
+        self._whole = False
         if scores and self.overlapped is not None and not self.overlapped.waiting:
             self._take_from(scores)
             self.overlapped.prime()
@@ -284,6 +286,7 @@ class Trainer:
         rows = self.candidates if scores else self.k
         self.ledger.count(rows, rows, self.k, *(self._cost.passes() if scores else (0, 0)))
         self._window.append(scores)
+        self._whole = True
         if self.step % WINDOW == 0:  # at the same steps, whoever else has flushed or resumed
             self.flush()
 
@@ -292,7 +295,7 @@ class Trainer:
         num = len(self._window)
         if num == 0:
             return
-        counters = self.counters
+        counters, whole, self._whole = self.counters, self._whole, False
         index, score, losses = (  # copies: the next window overwrites the counters
             t[:num].to("cpu", copy=True) for t in (counters.index, counters.score, counters.loss)
         )
@@ -310,6 +313,7 @@ class Trainer:
         self._flushed += num
         self.log.flush()
         self.reducible = torch.cat([self.reducible, reducible])
+        self._whole = whole
         if self.step % WINDOW == 0:
             self._look(float(self.reducible.nanmean()))
             self.reducible = self.reducible[:0]
@@ -355,6 +359,11 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, the model and the optimizer included."""
+        if not self._whole:
+            raise RholossError(
+                f"Step {self.step} was cut off in its middle and cannot be gone on with; take an earlier "
+                "state."
+            )
         self.flush()
         return state.saved(self)
 
@@ -365,7 +374,7 @@ class Trainer:
     def start_from(self, step: int) -> None:
         """Be at the beginning of this step; what was not read of steps before it is forgotten."""
         self.step = self._flushed = step
-        self._window, self.losses = [], []
+        self._window, self.losses, self._whole = [], [], True
         self.body.number.fill_(step)
         self.counters.clear()
 
