@@ -1,4 +1,4 @@
-"""Optimizers in the form that a CUDA graph can hold."""
+"""Optimizers in the form that a CUDA graph can hold, and their rates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rholoss.errors import RholossError
 
+Rate = float | Callable[[int], float]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -38,3 +39,17 @@ def check_rates(optimizer: torch.optim.Optimizer) -> None:
             f"`optimizer` has groups with the learning rates {', '.join(f'{r:g}' for r in rates)}, but the "
             "engine gives all of them that of `learning_rate`; let groups differ in other things alone."
         )
+
+
+def rates(learning_rate: Rate, total_steps: int) -> Tensor:
+    """The rate of each step."""
+    rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
+    each = [float(rate(step)) for step in range(total_steps)]
+    rate_T = torch.tensor(each, dtype=torch.float64, device="cpu")
+    bad = (~rate_T.isfinite() | (rate_T < 0)).nonzero().flatten().tolist()
+    if bad:
+        raise RholossError(
+            f"`learning_rate` is {float(rate_T[bad[0]]):g} at step {bad[0]} of `total_steps`={total_steps}, "
+            "but a rate must be finite and at least 0; is it a function for another number of steps?"
+        )
+    return rate_T

@@ -21,7 +21,7 @@ from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolut
 from rholoss.engine.cheaper import Cheaper, ready
 from rholoss.engine.clock import ScoringCost
 from rholoss.engine.interrupt import whole_steps
-from rholoss.engine.optimizers import MakeOptimizer, adamw, check_rates, for_graphs
+from rholoss.engine.optimizers import MakeOptimizer, Rate, adamw, check_rates, for_graphs, rates
 from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
@@ -42,7 +42,6 @@ from rholoss.scoring import Scorer
 from rholoss.sources import as_source, tell_other_labels
 from rholoss.steplog import StepLog
 
-Rate = float | Callable[[int], float]
 WINDOW = 100  # steps between two looks at what happened on the device
 
 
@@ -141,7 +140,7 @@ class Trainer:
         self.optimizer = for_graphs(optimizer(self.model.parameters()), device)
         check_rates(self.optimizer)
         exact = torch.float32 if device.type == "cuda" else torch.float64
-        lr_T = _rates(learning_rate, total_steps).to(device, exact)
+        lr_T = rates(learning_rate, total_steps).to(device, exact)
         lr = torch.zeros((), device=device)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -354,7 +353,7 @@ class Trainer:
                 f"`total_steps` must be in {self.step}..{most}, from the present step to what the trainer "
                 f"was made for, but is {total_steps}."
             )
-        self.body.lr_T[:total_steps].copy_(_rates(learning_rate, total_steps))
+        self.body.lr_T[:total_steps].copy_(rates(learning_rate, total_steps))
         self.total_steps = total_steps
 
     def state_dict(self) -> dict[str, Any]:
@@ -388,16 +387,3 @@ def check_run(data: Any, total_steps: int) -> None:
         )
     if total_steps < 1:
         raise RholossError(f"`total_steps` must be at least 1, but is {total_steps}.")
-
-
-def _rates(learning_rate: Rate, total_steps: int) -> Tensor:
-    rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
-    each = [float(rate(step)) for step in range(total_steps)]
-    rates = torch.tensor(each, dtype=torch.float64, device="cpu")
-    bad = (~rates.isfinite() | (rates < 0)).nonzero().flatten().tolist()
-    if bad:
-        raise RholossError(
-            f"`learning_rate` is {float(rates[bad[0]]):g} at step {bad[0]} of `total_steps`={total_steps}, "
-            "but a rate must be finite and at least 0; is it a function for another number of steps?"
-        )
-    return rates
