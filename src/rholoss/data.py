@@ -21,7 +21,8 @@ from rholoss.errors import RholossError
 from rholoss.sources import as_table
 
 INDEX, IRREDUCIBLE = "index", "irreducible_loss"  # the keys that dict items carry
-UNSELECTED = (torch.uint16, torch.uint32, torch.uint64)  # for which torch has no `index_select`
+# Torch selects no rows of the first kinds; their bits are those of the second.
+SELECTED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class Keyed(NamedTuple):
@@ -370,7 +371,9 @@ def take(
             return leaf
         if has_rows and isinstance(leaf, Tensor):
             at = position.to(leaf.device, non_blocking=leaf.device.type != "cpu")
-            return leaf[at] if leaf.dtype in UNSELECTED else leaf.index_select(0, at)
+            if leaf.dtype in SELECTED_AS:
+                return leaf.view(SELECTED_AS[leaf.dtype]).index_select(0, at).view(leaf.dtype)
+            return leaf.index_select(0, at)
         if has_rows and isinstance(leaf, np.ndarray):
             return leaf[position.cpu().numpy()]
         if has_rows:
