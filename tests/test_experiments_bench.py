@@ -28,7 +28,6 @@ from experiments.studies import STUDIES
 from rholoss import annealed
 from rholoss.engine import Resident, Trainer
 from rholoss.errors import RholossError
-from rholoss.il.split import folds
 
 
 @pytest.fixture
@@ -336,21 +335,6 @@ def test_cross_fitted_losses_come_from_the_model_that_did_not_see_the_point(benc
         rows = torch.isin(problem.train.ids, ids).nonzero()[:, 0]
         alone = irreducible.losses_of(member.model, problem.train.take(rows))
         assert torch.allclose(losses.table.lookup(problem.train.ids[rows]), alone)
-
-
-def test_mixed_up_halves_leave_every_second_point_to_the_model_that_saw_it(bench):
-    cell = Cell(method="rho", il="tiny, cross-fit mixed up", part="whole", **BASE)
-    right = bench.losses(replace(cell, il="tiny, cross-fit"))
-    mixed, problem = bench.losses(cell), bench.problem(cell)
-    members = bench.members(cell)
-    assert [member.epoch for member in members] == right.about["epochs"]  # the same models
-    ids, own = problem.train.ids, 0
-    for number, member in enumerate(members):
-        alone = irreducible.losses_of(member.model, problem.train)
-        trained = torch.as_tensor(folds(ids.numpy(), 2) != number)
-        scored = torch.isclose(mixed.table.lookup(ids), alone)
-        own += int((trained & scored).sum())
-    assert 0.4 < own / len(ids) < 0.6
 
 
 def test_unknown_irreducible_losses_are_told(bench):

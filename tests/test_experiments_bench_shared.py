@@ -19,6 +19,7 @@ from experiments.studies import STUDIES
 from rholoss.engine import Trainer
 from rholoss.engine import step as engine_step
 from rholoss.errors import RholossError
+from rholoss.il.split import folds
 
 HOLDOUT, CROSS_FIT = "tiny, clean holdout", "tiny, cross-fit"
 
@@ -91,6 +92,22 @@ def test_one_model_of_the_clean_holdout_serves_all_labels(root, fitted):
     changed = problem.corrupted[ids]
     assert torch.equal(clean.table.lookup(ids)[~changed], noisy.table.lookup(ids)[~changed])
     assert not torch.equal(clean.table.lookup(ids)[changed], noisy.table.lookup(ids)[changed])
+
+
+def test_mixed_up_halves_leave_every_second_point_to_the_model_that_saw_it(root):
+    bench = made(root)
+    cell = Cell(method="rho", il="tiny, cross-fit mixed up", part="whole", **BASE)
+    right = bench.losses(replace(cell, il="tiny, cross-fit"))
+    mixed, problem = bench.losses(cell), bench.problem(cell)
+    members = bench.members(cell)
+    assert [member.epoch for member in members] == right.about["epochs"]  # the same models
+    ids, own = problem.train.ids, 0
+    for number, member in enumerate(members):
+        alone = irreducible.losses_of(member.model, problem.train)
+        trained = torch.as_tensor(folds(ids.numpy(), 2) != number)
+        scored = torch.isclose(mixed.table.lookup(ids), alone)
+        own += int((trained & scored).sum())
+    assert 0.4 < own / len(ids) < 0.6
 
 
 @pytest.mark.parametrize("il", [HOLDOUT, CROSS_FIT])

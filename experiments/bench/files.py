@@ -12,22 +12,33 @@ from typing import Any, BinaryIO
 
 import torch
 
+from experiments.bench.lines import tell
 from rholoss.errors import RholossError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to, which takes the place of the file if all goes well."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def keep(path: Path | None, write: Callable[[Path], None]) -> None:
     """Keep what took minutes to make. Where there is no room for it the work goes on without."""
     if path is None:
         return
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            write(temporary)
     except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        print(f"{path} could not be written, and will be made again: {error}", file=sys.stderr)
+        tell(f"{path} could not be written, and will be made again: {error}", sys.stderr)
 
 
 @contextlib.contextmanager

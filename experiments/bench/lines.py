@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from experiments import processes, records
 from experiments.bench.cell import Cell
@@ -78,12 +78,13 @@ def told(line: dict[str, Any]) -> str:
     )
 
 
-def tell(text: str) -> None:
-    """Print a line. Whoever read them may be gone (`| head`): that ends no run, and is no error."""
+def tell(text: str, file: TextIO | None = None) -> None:
+    """Print a line. Whoever read them may be gone (`| head`, a closed terminal): that ends no run."""
+    file = file or sys.stdout
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, file=file, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def standing(runs: Sequence[Progress]) -> str:

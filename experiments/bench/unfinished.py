@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -16,7 +15,8 @@ import torch
 
 from experiments import processes, records
 from experiments.bench.cell import Cell
-from experiments.bench.files import read_tensors
+from experiments.bench.files import read_tensors, replacing
+from experiments.bench.lines import tell
 from experiments.bench.streaming import Loop
 from experiments.bench.training import Run
 from rholoss.engine.interrupt import whole_steps
@@ -71,7 +71,8 @@ class Unfinished:
         """Keep the states of all: the process is about to end."""
         kept = sum(self._save(run) for run in runs)
         if kept:
-            _tell(f"{kept} run(s) under way were put aside; the same command goes on with them.")
+            told = f"{kept} run(s) under way were put aside; the same command goes on with them."
+            tell(told, sys.stderr)
 
     def forget(self, cell: Cell) -> None:
         """The run has its line: let its state go, and what a kill left of an unfinished one."""
@@ -81,16 +82,15 @@ class Unfinished:
     def _save(self, run: Run | Loop) -> bool:
         if isinstance(run, Loop) or run.step == 0 or run.finished:
             return False
-        path = self.path(run.cell)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            with whole_steps() as let_interrupt_through:  # half a state would miscount the picks
-                path.parent.mkdir(parents=True, exist_ok=True)
+            # Half a state would miscount the picks.
+            with (
+                whole_steps() as let_interrupt_through,
+                replacing(self.path(run.cell)) as temporary,
+            ):
                 torch.save(run.state_dict(), temporary)
-                temporary.replace(path)
             let_interrupt_through()
         except (OSError, RuntimeError, RholossError) as error:  # no room: the run itself goes on
-            temporary.unlink(missing_ok=True)
             self._tell(run.cell, f"could not be kept: {error}")
             return False
         finally:
@@ -99,12 +99,7 @@ class Unfinished:
 
     def _tell(self, cell: Cell, what: str) -> None:
         name = f"{cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), seed {cell.seed}"
-        _tell(f"{name}: {what}")
-
-
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal was closed: all the more is to be kept
-        print(text, file=sys.stderr, flush=True)
+        tell(f"{name}: {what}", sys.stderr)
 
 
 @contextlib.contextmanager
