@@ -106,6 +106,9 @@ OPTIONS = {
     "gate 75 %, folded and overlapped": Option(
         lambda setup: Gate(0.75, by=Folded()), {"batch_norm": "eval", "overlap": True}
     ),
+    "gate 75 %, folded, recent statistics": Option(
+        lambda setup: Gate(0.75, by=Folded(RECENT)), {"batch_norm": "eval"}
+    ),
     "shortlist of 60 %": Option(lambda setup: Shortlist(0.6)),
     **{
         f"shortlist of {share} %, folded, recent statistics": Option(

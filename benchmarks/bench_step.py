@@ -51,6 +51,8 @@ WAYS: dict[str, dict] = {
     "sort compiled": {"compiled_sort": True},
     "side level": {"side_priority": -1},
     "side first": {"side_priority": -2},
+    # What a process has tried it does not try again: a run of its own.
+    "all algorithms": {"algorithms": 0},
 }
 TRIED = {  # by `--tunings`: the rows whose targets are near, and what may reach them
     "uniform 32": [

@@ -11,7 +11,9 @@ from rholoss.engine import CropFlip, Folded, Resident, Trainer
 
 pytestmark = pytest.mark.gpu
 STEPS = 24
-WAYS = ["books beside", "products", "combined", "stepped", "sort compiled", "side first"]
+WAYS = [
+    "books beside", "products", "combined", "stepped", "sort compiled", "side first", "all algorithms",
+]  # fmt: skip
 KINDS = {
     "exact": dict,
     "overlapped": lambda: {"overlap": True},

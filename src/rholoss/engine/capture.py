@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Generator
 
+from rholoss.engine.tuning import ALGORITHMS
 from rholoss.errors import RholossError
 
 WARM_UP = 3  # steps that run eagerly first: they compile, tune and make the optimizer's state
@@ -35,17 +36,18 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 @contextlib.contextmanager
-def tuned_convolutions(device: torch.device) -> Iterator[None]:
-    """Let cuDNN try its algorithms: shapes never change here."""
+def tuned_convolutions(device: torch.device, algorithms: int = ALGORITHMS) -> Iterator[None]:
+    """Let cuDNN try its algorithms, so many of them or, with 0, all: shapes never change here."""
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, algorithms
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 class Captured:

@@ -9,6 +9,7 @@ from typing import Any
 from rholoss.errors import RholossError
 
 PRODUCTS = ("none", "scoring", "all")
+ALGORITHMS = 10  # what torch tries of cuDNN's unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Tuning:
         books_beside: note what a step did on a stream of its own, beside the backward pass.
         side_priority: of the stream that scores when scoring is overlapped; training has -1, lower is
             sooner.
+        algorithms: how many of its algorithms cuDNN tries for a convolution; 0: all. What a process has tried
+            it does not try again.
     """
 
     scoring: Mapping[str, Any] = field(default_factory=dict)
@@ -34,6 +37,7 @@ class Tuning:
     compiled_sort: bool = False
     books_beside: bool = False
     side_priority: int = 0
+    algorithms: int = ALGORITHMS
 
     def __post_init__(self) -> None:
         if self.products not in PRODUCTS:
