@@ -221,6 +221,29 @@ def test_graphs_go_with_their_trainer(kind):
         gc.enable()
 
 
+def test_cudnn_tries_as_many_algorithms_as_it_was_told_and_is_itself_again(monkeypatch):
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark_limit", 3)
+    seen = []
+
+    class Layer(nn.Flatten):
+        def forward(self, x):
+            seen.append((cudnn.benchmark, cudnn.benchmark_limit))
+            return super().forward(x)
+
+    for tuning, expected in ((None, (True, 10)), (Tuning(algorithms=0), (True, 0))):
+        model = nn.Sequential(Layer(), nn.Linear(IMAGES[0].numel(), 4))
+        made = Trainer(
+            model, Resident(IMAGES[:N], Y[:N], **THERE), total_steps=STEPS, candidates=32,
+            irreducible=IL[:N], tuning=tuning,
+        )  # fmt: skip
+        for act in (lambda made=made: made.train(6), made.time_scoring):
+            seen.clear()
+            act()
+            assert seen[-1] == expected
+            assert (cudnn.benchmark, cudnn.benchmark_limit) == (False, 3)
+
+
 @pytest.mark.parametrize("method", ["rho", "uniform"])
 def test_a_label_without_an_output_is_told_before_it_reaches_the_gpu(method):
     data = Resident(IMAGES[:N], torch.where(torch.arange(N) == N - 1, 4, Y[:N]), **THERE)

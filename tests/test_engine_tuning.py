@@ -147,6 +147,12 @@ def test_products_are_of_a_known_kind():
         Tuning(products="some")
 
 
+@pytest.mark.parametrize("algorithms", [-1, 2.5, None])
+def test_algorithms_are_counted(algorithms):
+    with pytest.raises(RholossError, match=f"`algorithms` is {algorithms}; give a whole number"):
+        Tuning(algorithms=algorithms)
+
+
 def test_the_bench_knows_its_rows():
     for base, ways in bench_step.TRIED.items():
         assert [bench_step.row(name) for name in (base, *(f"{base}; {w}" for w in ways))]

@@ -8,6 +8,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -247,7 +248,7 @@ class Trainer:
         try:
             with says_what_to_reduce(self.to_reduce), whole_steps() as let_interrupt_through:
                 self._cost.count_flops()
-                with tuned_convolutions(self.data.device, self.body.tuning.algorithms):
+                with self._tuned():
                     for _ in range(steps):
                         self._one_step()
                         let_interrupt_through()
@@ -264,8 +265,11 @@ class Trainer:
         On a GPU, where the step is one graph, they are run as a graph of their own, and the ledger's time
         of scoring is this times the steps that scored. On the CPU the ledger times every step itself.
         """
-        with tuned_convolutions(self.data.device, self.body.tuning.algorithms), says_what_to_reduce(self.to_reduce):
+        with self._tuned(), says_what_to_reduce(self.to_reduce):
             return self._cost.time(self.captured[True].stream, repeats)
+
+    def _tuned(self) -> AbstractContextManager[None]:
+        return tuned_convolutions(self.data.device, self.body.tuning.algorithms)
 
     def _one_step(self) -> None:
         if self.step == self.schedule.stop:

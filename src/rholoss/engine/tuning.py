@@ -44,6 +44,10 @@ class Tuning:
             raise RholossError(
                 f"`products` is {self.products!r}; choose one of {', '.join(PRODUCTS)}."
             )
+        if not isinstance(self.algorithms, int) or self.algorithms < 0:
+            raise RholossError(
+                f"`algorithms` is {self.algorithms!r}; give a whole number, or 0 to have all of them tried."
+            )
 
 
 _COMBINED = {"combo_kernels": True}  # many small kernels, such as the casts of weights, become one
