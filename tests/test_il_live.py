@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rholoss as rho
+from rholoss.engine import Resident, Trainer
 from rholoss.errors import RholossError
 
 CPU = torch.device("cpu")
@@ -169,3 +170,27 @@ def test_a_loss_of_ones_own_and_a_reduced_one(toy):
 def test_what_makes_a_model_is_no_model():
     with pytest.raises(RholossError, match=r"`model` is a function; pass the torch\.nn\.Module"):
         rho.LiveIrreducible(lambda: nn.Linear(2, 2))
+
+
+def test_the_target_itself_is_refused_before_anything_is_learnt(toy):
+    model = toy.model()
+    live = rho.LiveIrreducible(nn.Sequential(model))
+    batch = (torch.arange(64), toy.x[:64], toy.y[:64])
+    before = bytes_of(model)
+    with pytest.raises(RholossError, match=r"'0\.\S+' for one.*copy\.deepcopy\(model\)"):
+        rho.Selector("rho", irreducible=live, keep=0.5)(model, batch)
+    data = Resident(toy.x, toy.y, device="cpu")
+    with pytest.raises(RholossError, match="that the target trains"):
+        Trainer(model, data, irreducible=live, candidates=32, keep=0.5, total_steps=2)
+    assert equal(before, bytes_of(model))
+    rho.Selector("rho", irreducible=rho.LiveIrreducible(copy.deepcopy(model)), keep=0.5)(
+        model, batch
+    )
+
+
+def test_a_part_that_nobody_trains_may_be_shared(toy):
+    model = nn.Sequential(nn.Linear(toy.x.shape[1], toy.x.shape[1]), toy.model())
+    model[0].requires_grad_(False)
+    live = rho.LiveIrreducible(nn.Sequential(model[0], toy.model()))
+    selector = rho.Selector("rho", irreducible=live, keep=0.5)
+    assert len(selector(model, (torch.arange(64), toy.x[:64], toy.y[:64]))[0]) == 32

@@ -133,6 +133,8 @@ class Selector:
             with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
                 if not self._checked:
                     self.log.check_new(self.step)
+                    if self.source is not None:
+                        self.source.check_target(model)
                     if self.sampler and self.ranks.size > 1:
                         self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
                 ids = self.find_index(batch)

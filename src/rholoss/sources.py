@@ -40,6 +40,9 @@ class Source:
         """Irreducible losses [B] on the device; NaN where there is none. The batch has no ids."""
         raise NotImplementedError
 
+    def check_target(self, target: nn.Module) -> None:
+        """Raise if it cannot stand beside the model that is trained; asked once, before the first step."""
+
     def update(self, batch: Any, weight: Tensor | None = None) -> None:
         """Learn from the selected rows (and their importance weights): what a live model does."""
 

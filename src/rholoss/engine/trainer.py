@@ -216,6 +216,7 @@ class Trainer:
                 "`overlap`=True cannot be had with a `LiveIrreducible`: its model would learn from a choice "
                 "that is not trained on yet. Pass overlap=False."
             )
+        self.source.check_target(self.model)
         for_graphs(self.source.optimizer, self.data.device)
         return self.source
 

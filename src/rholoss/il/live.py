@@ -53,6 +53,17 @@ class LiveIrreducible(Source):
             optimizer = optimizer(model.parameters())
         self.optimizer: torch.optim.Optimizer = optimizer
 
+    def check_target(self, target: nn.Module) -> None:
+        """Raise if the target trains parameters of this model: it would be compared with itself."""
+        own = {id(p): name for name, p in self.model.named_parameters()}
+        both = [own[id(p)] for p in target.parameters() if p.requires_grad and id(p) in own]
+        if both:
+            raise RholossError(
+                f"`model` of the `LiveIrreducible` has {len(both)} parameter(s) that the target trains, "
+                f"'{both[0]}' for one, so that the target would be compared with itself; give it a model "
+                "of its own that was trained on holdout data, or a copy of one: copy.deepcopy(model)."
+            )
+
     def losses(self, ids: Any, batch: Any, device: torch.device) -> Tensor:
         """Losses [B] of the candidates under the model as it is now."""
         if data.device_of(self.model) != device:
