@@ -119,8 +119,15 @@ def check_rows(rows: int, k: int | None) -> None:
         )
 
 
-def warn_of_repeats(ids: Any) -> None:
-    """Say so if candidates have the same id. Waits for the device."""
+def check_first(source: Source | None, model: nn.Module, ids: Any) -> None:
+    """What is looked at before the first selection. Waits for the device."""
+    if source is not None:
+        source.check_target(model)
+    _warn_of_repeats(ids)
+
+
+def _warn_of_repeats(ids: Any) -> None:
+    """Say so if candidates have the same id."""
     keys = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     seen: set[Any] = set()
     again = [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
@@ -131,7 +138,7 @@ def warn_of_repeats(ids: Any) -> None:
             "replacement (WeightedRandomSampler), draw without, and weight the loss or stratify instead; "
             "if data sets with ids of their own were joined, write `rholoss.WithIndex(ConcatDataset([a, "
             "b]))`.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -133,8 +133,6 @@ class Selector:
             with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
                 if not self._checked:
                     self.log.check_new(self.step)
-                    if self.source is not None:
-                        self.source.check_target(model)
                     if self.sampler and self.ranks.size > 1:
                         self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
                 ids = self.find_index(batch)
@@ -182,7 +180,7 @@ class Selector:
     def _warn(self, model: nn.Module, ids: Any, rows: int) -> None:
         """Once, and at the first call if it can be known then."""
         if not self._checked and self.method.needs:
-            arguments.warn_of_repeats(ids)
+            arguments.check_first(self.source, model, ids)
         if self._warned or self.k is not None:
             return
         if not self._checked and self.smallest is not None:
