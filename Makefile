@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test test-full test-gpu compat lint clean
+.PHONY: demo test test-full test-gpu bench-gpu compat lint clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -30,6 +30,10 @@ test-full: lint
 # What needs a CUDA device, on a machine that has one (its own Python: BIN=...). The output is committed.
 test-gpu:
 	$(BIN)/python -m pytest -m gpu -rs 2>&1 | tee tests/full/output_gpu.txt
+
+# The engine's figures, there too (about a quarter of an hour): make bench-gpu DATA=DIR
+bench-gpu:
+	PYTHON="$(BIN)/python" bash benchmarks/gpu.sh "$(DATA)"
 
 # The integrations against the oldest and newest versions of the frameworks, in environments that are
 # thrown away (minutes, gigabytes). The output is committed: tests/full/compat_*.txt
