@@ -1,6 +1,6 @@
 """Cheaper scoring against exact scoring: do the scores agree, and does the run end as well?
 
-    python -m benchmarks.bench_agreement scores --data DIR [--steps 1000] [--moments 100 400 1000]
+    python -m benchmarks.bench_agreement scores --data DIR [--steps 1000] [--moments 100 400 700]
     python -m benchmarks.bench_agreement train  --data DIR [--steps 1500] [--seeds 0] [--compile]
 
 `scores` trains ResNet-18 on CIFAR-10 by exact RHO-LOSS; at every step each option scores the same candidates
@@ -346,7 +346,8 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(words)
     arguments.steps = arguments.steps or {"scores": 1000, "train": 1500}[arguments.mode]
     steps = arguments.steps
-    arguments.moments = sorted(arguments.moments or [steps // 10, 2 * steps // 5, steps])
+    # Not at the end, where the learning rate is 0: weights that are a step old are the weights there.
+    arguments.moments = sorted(arguments.moments or [steps // 10, 2 * steps // 5, 7 * steps // 10])
     apart = all(b - a >= LOOKS for a, b in itertools.pairwise([0, *arguments.moments]))
     if arguments.mode == "scores" and not (apart and arguments.moments[-1] <= steps):
         parser.error(f"`--moments` must be in {LOOKS}..{steps}, the steps, and {LOOKS} apart.")

@@ -154,6 +154,21 @@ def test_an_option_is_held_against_exact_runs_of_its_own_seeds_length_and_device
     assert "proxy" not in apart
 
 
+def test_a_look_at_rest_does_not_count():
+    """At the last step the learning rate is 0, and what is a step old is not."""
+    about = {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
+    same = {"data": "digits", "noise": 0.1, "k": 32, "candidates": 320, "compile": False, "seed": 0}
+    same = {**same, **about, "steps": 100, "option": "overlapped"}
+    run = {**same, "mode": "train", "accuracy": 90.0, "ms": 1.0}
+    looks = [
+        {**same, "mode": "scores", "moment": moment, "spearman": 0.97, "shared": shared}
+        for moment, shared in ((40, 0.78), (100, 1.0))
+    ]
+    page = "\n".join(pages.agreement_page([*looks, {**run, "option": "exact"}, run]))
+    assert "| step 40: Spearman, shared | step 100 (at rest): Spearman, shared |" in page
+    assert "| overlapped | 0.970, 78% | 0.970, 100% | 1.00 |  | 90.00 | +0.00 | no |" in page
+
+
 def test_a_run_of_a_few_rows_has_a_page_too():
     about = {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
     row = {"row": "rho 128 of 512, folded and overlapped", "ms": 3.0, "floor_ms": 1.0}

@@ -12,6 +12,7 @@ from experiments import __main__ as command
 from experiments import records
 from experiments.bench import adapters, irreducible, training
 from experiments.bench.cell import Cell, Group, Study
+from experiments.bench.irreducible import OF_ACCURACY
 from experiments.bench.pace import Pace
 from experiments.bench.run import Bench, Run, done, run
 from experiments.models import MODELS
@@ -79,6 +80,22 @@ def test_a_model_that_is_stopped_early_is_another_one(root, fitted):
     for wrong in ("tiny of 0 epochs", "tiny of some"):
         with pytest.raises(RholossError, match=r"say 'tiny of 4 epochs'"):
             bench.losses(Cell(method="rho", il=f"{wrong}, clean holdout", **BASE))
+
+
+def test_weights_are_those_of_the_lowest_loss_or_of_the_highest_accuracy(root, fitted, monkeypatch):
+    """Losses 3, 1, 2 and accuracies 0.2, 0.3, 0.5 after three epochs."""
+    epochs, chosen = {3.0: 0.2, 1.0: 0.3, 2.0: 0.5}, []
+    cells = [Cell(method="rho", il=f"tiny{of}, clean holdout", **BASE) for of in ("", OF_ACCURACY)]
+    with monkeypatch.context() as patched:
+        for cell in cells:
+            losses, accuracies = map(torch.tensor, epochs), iter(epochs.values())
+            patched.setattr(irreducible, "losses_of", lambda *_, found=losses, **__: next(found))
+            patched.setattr(irreducible, "_accuracy", lambda *_, found=accuracies: next(found))
+            [member] = Bench(root, recipe=replace(RECIPE, epochs=3)).members(cell)
+            chosen.append((member.epoch, member.loss))
+    assert chosen == [(2, 1.0), (3, 2.0)]
+    [member] = made(root).members(replace(cells[1], il=f"tiny{OF_ACCURACY}, noisy holdout"))
+    assert 1 <= member.epoch <= RECIPE.epochs  # and as it is
 
 
 def test_one_model_of_the_clean_holdout_serves_all_labels(root, fitted):

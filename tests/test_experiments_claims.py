@@ -11,7 +11,7 @@ from experiments.bench.claims import FAILS, HOLDS, IN_PART, NOT_RUN, Claim, Comp
 from experiments.bench.numbers import Results, final, share
 from experiments.studies import STUDIES
 from experiments.studies.claims import CLAIMS
-from experiments.studies.comparisons import fewer_known
+from experiments.studies.comparisons import cheaper, faster, faster_where, fewer_known
 from experiments.studies.digit_claims import DIGIT_CLAIMS
 from rholoss.errors import RholossError
 
@@ -109,6 +109,8 @@ def test_a_claim_of_several_parts(tmp_path):
     told, verdict = Claim("", "", "made", [higher, absent]).judge(STUDY, results)
     assert verdict == f"holds (1 of 2 seeds, {short}, 1 of 2 parts not run)"
     assert told == "Clean: a group: RHO-LOSS 55.0, uniform 40.0"  # of two groups
+    verdict = Claim("", "", "made", [higher, absent, absent]).judge(STUDY, results)[1]
+    assert verdict == f"open (1 of 2 seeds, {short}, 2 of 3 parts not run)"  # most are not
     many = Claim("", "", "made", [higher] * 8 + [lower]).judge(study, results)
     assert many == ("8 of 9 hold", f"{IN_PART} ({short})")
     assert Claim("", "", "made", [absent], why="no data").judge(study, results) == (
@@ -186,6 +188,36 @@ def test_a_number_of_two_runs_is_held_against_a_bound(tmp_path):
     assert compare.judge(STUDY, Results.read(tmp_path)) == ("", NOT_RUN)  # the pair says nothing
 
 
+def test_where_an_arm_is_faster_is_asked_only_where_the_other_gets_anywhere(tmp_path):
+    far = replace(UNIFORM, epochs=100), replace(RHO, epochs=100)
+    group = replace(GROUP, arms=dict(zip(GROUP.arms, far, strict=True)))
+    study = replace(STUDY, groups=(group,))
+    write(tmp_path, line(far[0], [40] * 100), line(far[1], [30] * 100))
+    slower = Results.read(tmp_path)
+    assert faster_where(GROUP.title, "RHO-LOSS", "uniform", 40).judge(study, slower)[1] == FAILS
+    assert faster_where(GROUP.title, "RHO-LOSS", "uniform", 41).judge(study, slower)[1] == NOT_RUN
+
+
+def test_a_speedup_of_one_is_not_faster(tmp_path):
+    far = replace(UNIFORM, epochs=100), replace(RHO, epochs=100)
+    group = replace(GROUP, arms=dict(zip(GROUP.arms, far, strict=True)))
+    study, compare = replace(STUDY, groups=(group,)), faster(GROUP.title, "RHO-LOSS")
+    for epoch, verdict in ((100, FAILS), (99, HOLDS)):
+        rho = [30] * (epoch - 1) + [40] * (101 - epoch)
+        write(tmp_path, line(far[0], [40] * 100), line(far[1], rho))
+        assert compare.judge(study, Results.read(tmp_path))[1] == verdict
+
+
+def test_scoring_counts_where_passes_are_compared(tmp_path):
+    """Uniform: 40 steps of 3 x 32 passes; RHO-LOSS: 10 of 3 x 32 + 320. That is 3840 and 4160."""
+    write(tmp_path, line(UNIFORM, [1, 2, 3, 50]), line(RHO, [50]))
+    results = Results.read(tmp_path)
+    told, verdict = cheaper(GROUP.title, "RHO-LOSS", 50, 1.1).judge(STUDY, results)
+    assert told == "RHO-LOSS 4160 forward passes to 50 %, uniform 3840 forward passes to 50 %"
+    assert verdict == HOLDS
+    assert cheaper(GROUP.title, "RHO-LOSS", 50, 1.0).judge(STUDY, results)[1] == FAILS
+
+
 def test_the_claims_of_the_paper_name_groups_and_arms_that_exist(tmp_path):
     table = report.claims_table(CLAIMS, STUDIES, Results.read(tmp_path))
     assert table.count("[not run](") == len(CLAIMS)
@@ -200,13 +232,12 @@ def test_every_study_of_the_paper_has_a_claim():
     own = {
         "real_noise",
         "real_noise_milder",
-        "il_strength",
         "mixed_up",
         "noise_conventions",
         "fig9_weak_target",
     }
     judged = {claim.study for claim in (*CLAIMS, *DIGIT_CLAIMS)}
-    assert judged == set(STUDIES) - own - {"fig6_official"}  # as fig6, on other files
+    assert judged == set(STUDIES) - own
 
 
 def test_verdicts_are_counted_in_a_sentence(tmp_path):

@@ -337,6 +337,14 @@ def test_the_commands_from_tuning_to_the_page(tiny, tmp_path, monkeypatch, capsy
         assert "4 runs to do" in capsys.readouterr().out
         command.main(words)
         assert "0 runs to do" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # `RESULTS` is the file of committed lines
+        command.main([*words, "--again"])
+    assert "--again needs --out" in capsys.readouterr().err
+    again = [*common, "--seeds", "1", "--again"]
+    again[again.index(str(out))] = str(tmp_path / "again.jsonl")
+    for number in (2, 0):  # what is committed is made again, once
+        command.main(["final", *again])
+        assert f"{number} runs to do" in capsys.readouterr().out
     lines = [one for one in records.read(out) if one["split"] == "final"]
     assert all(one["seconds"] == pytest.approx(0.4, abs=0.1) for one in lines)
     assert {(one["n_b"], len(one["curve"])) for one in lines} == {(8, 0)}  # judged at the end only

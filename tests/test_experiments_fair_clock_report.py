@@ -2,11 +2,17 @@
 
 import json
 import math
+import re
+import shlex
+from functools import partialmethod
 
 import pytest
 from fixtures_race import line
 
-from experiments.fair_clock.arms import ARMS, LABELS
+from experiments import records
+from experiments.fair_clock import __main__ as command
+from experiments.fair_clock.__main__ import RESULTS
+from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import tuned, tuned_best
 from experiments.fair_clock.report import (
     about,
@@ -67,6 +73,46 @@ def test_an_arm_has_one_colour_in_all_panels(tmp_path, monkeypatch):
     lines = [line(arm, labels=labels) | curve for labels, arms in had.items() for arm in arms]
     draw_curves(lines, tmp_path / "curves.png", ["uniform", "random half", "InfoBatch"])
     assert drawn == [("InfoBatch", "C1"), ("uniform", "C0"), ("InfoBatch", "C1")]
+
+
+def test_a_curve_is_the_mean_of_all_seeds_at_the_size_that_did_best(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn = []
+
+    def noted(axis, method, *given, **options):
+        drawn.append((given, options))
+        return method(axis, *given, **options)
+
+    for name in ("plot", "fill_between"):
+        monkeypatch.setattr(axes, name, partialmethod(noted, getattr(axes, name)))
+    lines = [
+        line("InfoBatch", 80, 0) | {"curve": [[1.0, 50.0], [3.0, 80.0]]},
+        line("InfoBatch", 70, 1) | {"curve": [[1.0, 30.0], [2.0, 50.0], [3.0, 70.0]]},
+        line("InfoBatch", 74, 0, lr=6e-3) | {"curve": [[1.0, 99.0], [3.0, 74.0]]},
+    ]
+    draw_curves(lines, tmp_path / "curves.png", ["InfoBatch"])
+    ((seconds, mean), options), ((_, low, high), _) = drawn
+    assert options["label"] == "InfoBatch (n_b 128, 2 seeds)"
+    assert [[*each] for each in (seconds, mean, low, high)] == [
+        [1, 3], [40, 75], [30, 70], [50, 80]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("title", ["Main table", "The same", "n_b = 32", "Longer", "CIFAR-100"])
+def test_a_table_has_the_command_that_makes_its_runs_once_more(title):
+    """Of the committed page: its words give the runs of the table, each once, and no others."""
+    text = section((RESULTS.parent / "README.md").read_text(), title)
+    told = text.split("Once more:")[1].split("```")[1].strip()
+    words = shlex.split(told)
+    assert words[:3] == ["python", "-m", "experiments.fair_clock"]
+    asked = [command.arguments(part) for part in command.parts(words[3:])]
+    cells = [cell for a in asked for cell in command.cells_of(a, [])]
+    assert len({*cells}) == len(cells)
+    assert all(a.again for a in asked[:1])
+    lines = [entry for entry in records.read(RESULTS) if Cell.of(entry) in {*cells}]
+    assert {Cell.of(entry) for entry in lines} == {*cells}
+    shown = re.findall(r"\((\d+)(?:, \d+ diverged)?\) \|", text)
+    assert sum(map(int, shown)) <= len(cells)  # the table has one size and rate of each arm
 
 
 def test_curves_are_those_of_the_arms_in_the_tables(tmp_path, monkeypatch):

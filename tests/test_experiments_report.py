@@ -156,6 +156,11 @@ def test_runs_of_several_fits_of_irreducible_losses_are_told(tmp_path):
     )
     told = "Irreducible losses of more than one fit (test accuracy): RHO-LOSS (86.34 and 86.38 %)."
     assert told in report.page(STUDY, Results.read(tmp_path), tmp_path)
+    live = replace(RHO, il=RHO.il.replace("clean holdout", "live"))
+    group = replace(GROUP, arms={"RHO-LOSS": RHO, "original": live})
+    write(tmp_path, line(RHO, [50], il_fit=first), line(live, [50], il_fit=other))
+    page = report.page(replace(STUDY, groups=(group,)), Results.read(tmp_path), tmp_path)
+    assert "(test accuracy): RHO-LOSS (86.38 %); original (86.34 %)." in page
     again = {**first, "loss_on_train": 2.0}  # the same model, measured on other labels
     write(tmp_path, line(RHO, [50], 0, il_fit=first), line(RHO, [50], 1, il_fit=again))
     assert "more than one fit" not in report.page(STUDY, Results.read(tmp_path), tmp_path)

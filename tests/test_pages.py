@@ -7,8 +7,14 @@ import pytest
 from benchmarks import pages
 
 from experiments import records
+from experiments.bench import plots
+from experiments.bench import report as study_report
+from experiments.bench.numbers import Results
 from experiments.fair_clock import report
 from experiments.fair_clock.arms import ARMS
+from experiments.studies import STUDIES
+from experiments.studies.claims import CLAIMS
+from experiments.studies.digit_claims import DIGIT_CLAIMS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -29,6 +35,32 @@ def test_the_page_of_the_race_is_what_its_lines_make():
     """Else: python -m experiments.fair_clock report."""
     lines = [line for line in records.read(RACE / "runs.jsonl") if line["arm"] in ARMS]
     assert (RACE / "README.md").read_text() == report.page(lines, RACE / "curves.png")
+
+
+@pytest.fixture(scope="module")
+def every():
+    return Results.read(RESULTS)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_page_of_a_study_is_what_its_lines_make(name, every, tmp_path, monkeypatch):
+    """Else: python -m experiments report --study NAME. Its pictures are there."""
+
+    def drawn(path, arms, curve, *labels):
+        there = bool(plots.with_points(arms, curve))
+        assert (RESULTS / name / path.name).exists() or not there
+        return there
+
+    monkeypatch.setattr(plots, "draw", drawn)
+    page = study_report.page(STUDIES[name], every, tmp_path)
+    assert (RESULTS / name / "README.md").read_text() == page
+
+
+def test_the_verdicts_are_what_the_lines_make(every):
+    """Else: python -m experiments report."""
+    claims, text = [*CLAIMS, *DIGIT_CLAIMS], (RESULTS / "README.md").read_text()
+    assert study_report.claims_table(claims, STUDIES, every) in text
+    assert study_report.tally(claims, STUDIES, every) in text
 
 
 @pytest.mark.parametrize("page", TOLD)

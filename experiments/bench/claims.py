@@ -193,10 +193,12 @@ class Claim:
         return "; ".join(named), verdict
 
     def _together(self, verdicts: Sequence[str]) -> str:
-        """Of the parts that were run; with `spare` those that were not may decide."""
+        """Of the parts that were run; those that were not may decide, if they are most or with `spare`."""
         held, left = verdicts.count(HOLDS), len(self.parts) - len(verdicts)
         if self.spare:
             needed = max(1, len(self.parts) - self.spare)
             if held + left >= needed:
                 return HOLDS if held >= needed else OPEN
+        if held == len(verdicts) < left:
+            return OPEN
         return verdicts[0] if len(set(verdicts)) == 1 else IN_PART

@@ -38,21 +38,27 @@ CROSS_FIT, MIXED_UP = "cross-fit", "cross-fit mixed up"
 SOURCES = ("clean holdout", "noisy holdout", CROSS_FIT, MIXED_UP, *LIVE)
 # 'small_cnn ladder, clean holdout': its losses after so many epochs first, those of lowest loss at last.
 LADDER, RUNGS = " ladder", (4, 12)
+OF_ACCURACY = " of highest accuracy"  # 'small_cnn of highest accuracy, clean holdout'
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW at the paper's defaults; stops when the loss has not fallen for `patience` epochs."""
+    """AdamW at the paper's defaults; stops when nothing has got better for `patience` epochs.
+
+    `choose` says by what the epoch is chosen whose weights are kept: the lowest 'loss', as in the paper, or
+    the highest 'accuracy'.
+    """
 
     epochs: int = 60
     batch_size: int = 320
     learning_rate: float = 1e-3
     patience: int = 20
+    choose: str = "loss"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A fitted model and how it came about. `loss` is the lowest mean loss on what it was judged by."""
+    """A fitted model and how it came about. `loss` is its mean loss on what it was judged by."""
 
     model: nn.Module
     epoch: int
@@ -69,7 +75,7 @@ class Losses:
 
 
 def parse(il: str) -> tuple[str, str]:
-    """('small_cnn', 'cross-fit') of 'small_cnn, cross-fit'; the model may be 'small_cnn of 4 epochs'."""
+    """('small_cnn', 'cross-fit') of 'small_cnn, cross-fit'; or 'small_cnn of 4 epochs', OF_ACCURACY."""
     model, _, source = il.partition(", ")
     if source not in SOURCES:
         raise RholossError(
@@ -78,15 +84,24 @@ def parse(il: str) -> tuple[str, str]:
     return model, source
 
 
+def fitted(il: str) -> tuple[str, str]:
+    """The same for the models as they are fitted: live ones go on from those of a clean holdout."""
+    name, source = parse(il)
+    same = {MIXED_UP: CROSS_FIT, **dict.fromkeys(LIVE, "clean holdout")}
+    return name, same.get(source, source)
+
+
 def model_and_recipe(name: str, recipe: Recipe) -> tuple[str, Recipe]:
     """'small_cnn', and the recipe with at most four epochs, of 'small_cnn of 4 epochs'."""
     model, _, length = name.partition(" of ")
     if not length:
         return name, recipe
+    if f" of {length}" == OF_ACCURACY:
+        return model, replace(recipe, choose="accuracy")
     number, _, word = length.partition(" ")
     if not number.isdigit() or int(number) < 1 or word != "epochs":
         raise RholossError(
-            f"The model of `il` is {name!r}; say '{model} of 4 epochs', or {model!r}."
+            f"The model of `il` is {name!r}; say '{model} of 4 epochs', '{model}{OF_ACCURACY}', or {model!r}."
         )
     return model, replace(recipe, epochs=int(number))
 
@@ -101,7 +116,7 @@ def fit(
     compile: bool = False,
     seed: int = 0,
 ) -> Member:
-    """Train on `data`; keep the weights of the epoch with the lowest loss on `judge`."""
+    """Train on `data`; keep the weights of the epoch that is best on `judge`, by `recipe.choose`."""
     started = time.perf_counter()
     batch_size = min(recipe.batch_size, len(data))
     per_epoch = len(data) // batch_size
@@ -111,20 +126,27 @@ def fit(
         data, total_steps=recipe.epochs * per_epoch, method="uniform", candidates=batch_size,
         keep=1.0, learning_rate=recipe.learning_rate, precision=precision, compile=compile, seed=seed,
     )  # fmt: skip
-    best, best_loss, best_epoch = trainer.model.state_dict(), float("inf"), 0
+    best, best_loss, best_epoch, lowest = trainer.model.state_dict(), float("inf"), 0, float("inf")
     with Bar(recipe.epochs, "irreducible-loss model") as bar:
         for epoch in range(1, recipe.epochs + 1):
             trainer.train(per_epoch)
             loss = float(losses_of(trainer.model, judge, precision=precision).mean())
             bar.advance(note=f"loss {loss:.3f}")
-            if loss < best_loss:
-                best_loss, best_epoch = loss, epoch
+            value = loss if recipe.choose == "loss" else -_accuracy(trainer.model, judge, precision)
+            if value < lowest:
+                lowest, best_loss, best_epoch = value, loss, epoch
                 best = copy.deepcopy(trainer.model.state_dict())
             if epoch - best_epoch >= recipe.patience:
                 break
     trainer.flush()
     trainer.model.load_state_dict(best)
     return Member(trainer.model.eval(), best_epoch, best_loss, time.perf_counter() - started)
+
+
+def _accuracy(model: nn.Module, data: Resident, precision: str | None) -> float:
+    num_classes = int(data.targets.max()) + 1
+    evaluator = Evaluator(model, data, num_classes=num_classes, precision=precision, capture=False)
+    return evaluator().accuracy
 
 
 class Fits:

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments import records
 from experiments.bench.cell import Cell, Group, Study
+from experiments.bench.irreducible import fitted
 
 Line = Mapping[str, Any]
 LAST = 5  # evaluations of which "final" is the mean: single ones jump at a constant learning rate
@@ -146,14 +147,22 @@ def over(
 
 
 def several_fits(group: Group, results: Results) -> list[str]:
-    """Arms whose runs have irreducible losses of models that were fitted apart, in words."""
-    told = []
+    """Arms with irreducible losses of one model that was fitted more than once, in words.
+
+    Between runs of an arm or between arms: then they do not differ in their method alone.
+    """
+    models: dict[tuple[str, ...], dict[str, dict[Any, Line]]] = {}
     for name, arm in group.arms.items():
         found = [line.get("il_fit") for line in results.of(arm)]
         fits = {(*fit["accuracy"], *fit["epochs"]): fit for fit in found if fit}
-        if len(fits) > 1:
-            means = sorted(f"{mean(fit['accuracy']):.2f}" for fit in fits.values())
-            told.append(f"{name} ({' and '.join(means)} %)")
+        if fits:
+            models.setdefault((arm.dataset, arm.part, *fitted(arm.il)), {})[name] = fits
+    told = []
+    for arms in models.values():
+        if len({key for fits in arms.values() for key in fits}) > 1:
+            for name, fits in arms.items():
+                means = sorted(f"{mean(fit['accuracy']):.2f}" for fit in fits.values())
+                told.append(f"{name} ({' and '.join(means)} %)")
     return told
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cell import Cell
-from experiments.bench.irreducible import CROSS_FIT, LADDER, LIVE, MIXED_UP, parse
+from experiments.bench.irreducible import LADDER, fitted
 from experiments.processes import file_of
 
 
@@ -51,7 +51,5 @@ def shared_by(cell: Cell) -> tuple[str, ...] | None:
     """The model that is fitted for the cell, whatever its age or the labels; None if there is none."""
     if cell.il == "none":
         return None
-    name, source = parse(cell.il)
-    source = "clean holdout" if source in LIVE else source  # where it goes on from
-    source = CROSS_FIT if source == MIXED_UP else source
+    name, source = fitted(cell.il)
     return cell.dataset, cell.part, name.partition(" of ")[0].removesuffix(LADDER), source

@@ -46,6 +46,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--side-by-side", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
+        "--again", action="store_true", help="also what has a committed line; new ones go to --out"
+    )
+    parser.add_argument(
         "--visits", type=Path, help="directory for the losses of every visit, of arms with a plan"
     )
     parser.add_argument("--data", default=None, help="directory with the CIFAR files")
@@ -55,6 +58,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     if unknown:
         known = ", ".join(map(repr, LABELS[a.dataset]))
         parser.error(f"--labels {unknown[0]!r}: {a.dataset} has {known}")
+    if a.again and a.out == RESULTS:
+        parser.error("--again needs --out, a file for the lines of the runs made again")
     for name in ("budget", "side_by_side"):
         if not getattr(a, name) > 0:
             parser.error(f"--{name.replace('_', '-')} {getattr(a, name):g}: give more than 0")
@@ -108,7 +113,7 @@ def main(words: list[str] | None = None) -> None:
     from experiments.fair_clock.race import Race, done, run
 
     lines = records.of_this_device([RESULTS], a.out)
-    have = done(lines)
+    have = done(records.read(a.out) if a.again else lines)
     every = dict.fromkeys(cell for one in each for cell in cells_of(one, lines))
     cells = [cell for cell in every if cell.key() not in have]
     print(f"{len(cells)} runs to do", flush=True)

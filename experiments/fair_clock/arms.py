@@ -130,6 +130,7 @@ ARMS = {
         _annealed("annealed, recent BN, both", batch_norm="recent", plan=_both),
         # Scored with the newest weights: a stale choice corrects what has been corrected already.
         Arm("rho k=5, fresh", "rho", k=5, **_FRESH),
+        *(Arm(f"rho k={k}, folded", "rho", k=k, **_FOLDED) for k in (5, 10)),
         _annealed("annealed, fresh, careful", **_FRESH, plan=_careful),
         _annealed("annealed k=2, fresh, careful", k=2, **_FRESH, plan=_careful),
         _annealed("annealed, fresh rows, careful", batch_norm="rows", overlap=False, plan=_careful),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import records
+from experiments.fair_clock.again import command
 from experiments.fair_clock.arms import ARMS, LABELS, LONGEST, Arm, Cell
 from experiments.fair_clock.choose import Choices, choice_for, tuned, tuned_best
 from experiments.intervals import interval
@@ -99,7 +100,7 @@ def tuning(lines: Sequence[Line]) -> list[str]:
 
 
 def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path | None:
-    """Accuracy over seconds on the 5,000, one panel a label set: the best tuning run of each of the arms."""
+    """Accuracy over seconds on the 5,000, a panel for each label set; arms where they did best, all seeds."""
     with_curve = [line for line in lines if line.get("curve") and line["arm"] in arms]
     if not with_curve:
         return None
@@ -113,9 +114,13 @@ def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path 
         for arm in there:
             ours = [line for line in with_curve if line["labels"] == name and line["arm"] == arm]
             if ours:
-                best = max(ours, key=lambda line: line["accuracy"])
-                label = f"{arm} (n_b {best['n_b']})"
-                axis.plot(*zip(*best["curve"], strict=True), label=label, color=colours[arm])
+                choice = choice_for(tuned(ours), Cell.of(ours[0]))
+                runs = [line for line in ours if _at(line) == choice]
+                seconds, mean, low, high = _band([line["curve"] for line in runs])
+                seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+                label = f"{arm} (n_b {runs[0]['n_b']}{seeds})"
+                axis.plot(seconds, mean, label=label, color=colours[arm])
+                axis.fill_between(seconds, low, high, color=colours[arm], alpha=0.2, linewidth=0)
         axis.set(title=NAMES[name], xlabel="seconds, irreducible losses included")
         axis.set_ylabel("accuracy on 5,000 held-out points, %")
         axis.set_ylim(bottom=0.85 * axis.get_ylim()[1])
@@ -123,6 +128,15 @@ def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path 
         axis.legend(fontsize=7)
     figure.savefig(path, dpi=110)
     return path
+
+
+def _band(curves: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Seconds of the first run; mean, lowest and highest accuracy of all runs there."""
+    import numpy as np
+
+    seconds = np.array(curves[0])[:, 0]
+    each = [np.interp(seconds, *np.array(curve).T) for curve in curves]
+    return seconds, np.mean(each, 0), np.min(each, 0), np.max(each, 0)
 
 
 SHORT = 11.33  # two thirds of 17 s
@@ -212,9 +226,11 @@ def results(lines: Sequence[Line]) -> list[str]:
         text += [f"## {section.title}", ""]
         chosen = tuned(lines, section.n_b) if section.n_b else best
         text += [*(table(found, chosen) if was_run else ["Not run yet."]), ""]
+        text += ["Once more:", "", "```", command(found), "```", ""] if was_run else []
     for name in dict.fromkeys(map(_name, beyond)):
         text += [f"## Also run: {name}", ""]
-        text += [*table([line for line in beyond if _name(line) == name], best), ""]
+        found = [line for line in beyond if _name(line) == name]
+        text += [*table(found, best), "", "Once more:", "", "```", command(found), "```", ""]
     return text
 
 
@@ -319,7 +335,11 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
             "",
         ]
     if curves is not None:
-        text += [f"![accuracy over seconds]({curves.name})", ""]
+        told = (
+            "Means over the seeds, each arm at the size and rate where it did best; bands go from the "
+            "lowest to the highest."
+        )
+        text += [f"![accuracy over seconds]({curves.name})", "", told, ""]
     others = [line for line in tune if not _counts(Cell.of(line))]
     for race in dict.fromkeys(map(_name, others)):
         text += [f"Tuning, {race}:", ""]

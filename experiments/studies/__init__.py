@@ -43,6 +43,7 @@ STUDIES: dict[str, Study] = {
         table3.CINIC10,
         fig2.CINIC10,
         table4.CINIC10,
+        fig8.CINIC10,
         clothing1m.STUDY,
         fig6.OFFICIAL,
     )

@@ -16,6 +16,11 @@ def early(epochs: int, source: str = "clean holdout") -> str:
     return f"small_cnn of {epochs} epochs, {source}"
 
 
+def most_accurate(source: str = "clean holdout") -> str:
+    """Those of the epoch of highest accuracy, and not of lowest loss."""
+    return f"small_cnn of highest accuracy, {source}"
+
+
 def ladder(source: str = "clean holdout") -> str:
     """Those of a small CNN after few epochs first, of lowest loss at last (`rholoss.Ladder`)."""
     return f"small_cnn ladder, {source}"

@@ -52,6 +52,7 @@ STUDY = Study(
     note=(
         "Needs Clothing-1M, torchvision and its weights. The holdout is 100,000 of the training points, "
         "which stay in training, as in the authors' code; the weights of the irreducible-loss "
-        "model are chosen by the loss on 50,000 evenly spaced training points. SVP is left out."
+        "model are chosen by the loss on 50,000 evenly spaced training points. SVP is left out: it chooses "
+        "once, from rows that are at hand, and this data is streamed (the paper: NR / NR (55))."
     ),
 )

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from experiments.bench.cell import Cell, Group, Study
 from experiments.studies import fig2
-from experiments.studies.arms import CNN_IL, CNN_NOISY_IL, CROSS_FIT, early, ladder, rho
+from experiments.studies.arms import (
+    CNN_IL,
+    CNN_NOISY_IL,
+    CROSS_FIT,
+    early,
+    ladder,
+    most_accurate,
+    rho,
+)
 
 EPOCHS = (2, 4, 12)
 
@@ -18,6 +26,7 @@ def arms(base: Cell, fitted: str, source: str) -> dict[str, Cell]:
         "uniform": base,
         **stopped,
         "RHO-LOSS, IL of lowest loss": rho(base, fitted),
+        "RHO-LOSS, IL of highest accuracy": rho(base, most_accurate(source)),
         **climbing,
     }
 
