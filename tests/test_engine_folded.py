@@ -251,6 +251,32 @@ def test_statistics_of_some_candidates_are_nearer_than_running_ones(images):
     assert shared(Folded(rows=24), batch_norm="train") > shared(Folded())
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_statistics_of_frozen_layers_are_those_of_the_state(images, overlap):
+    class Frozen(Net):
+        def train(self, mode=True):
+            super().train(mode)
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+            return self
+
+    def pretrained():
+        net = Frozen()
+        with torch.no_grad():
+            for name, buffer in net.named_buffers():
+                if name.endswith(("mean", "var")):
+                    buffer.add_(torch.linspace(0, 3, len(buffer)))
+        return net
+
+    options = {"batch_norm": "train", "overlap": overlap}
+    chosen = []
+    for scoring in (Folded(rows=8), None):
+        _, first = run(scoring, images, 1, net=pretrained, **options)
+        chosen.append(run(scoring, images, 5, first.state_dict(), net=Frozen, **options)[0])
+    assert torch.equal(chosen[0].sort(1).values, chosen[1].sort(1).values)
+
+
 @pytest.mark.parametrize(
     ("options", "mode"), [({}, "eval"), ({"momentum": 0.8}, "eval"), ({"rows": 8}, "train")]
 )

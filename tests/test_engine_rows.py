@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from rholoss.engine import Resident, Trainer
+from rholoss.engine import (
+    Folded,
+    Gate,
+    InfoBatch,
+    LowerResolution,
+    Proxy,
+    Resident,
+    Reuse,
+    Shortlist,
+    Trainer,
+)
 from rholoss.engine.rows import Rows, irreducible_table
 from rholoss.errors import RholossError
 from rholoss.methods import by_name
@@ -86,6 +96,27 @@ def test_who_looks_or_saves_more_often_does_not_move_the_switch(easy):
 def test_it_is_for_rho_alone(easy):
     with pytest.raises(RholossError, match=r"`catch_up` compares .* the method is 'loss'"):
         make(easy, 0.0, method="loss")
+
+
+@pytest.mark.parametrize(
+    "scoring", [Gate(0.5), Reuse(0.5, by=LowerResolution()), Proxy(lambda: nn.Linear(10, 2))]
+)
+def test_it_is_refused_where_another_mean_is_measured(easy, scoring):
+    with pytest.raises(RholossError, match=f"with `{type(scoring).__name__}` another mean"):
+        make(easy, 0.0, scoring=scoring)
+    assert Folded().mean_of_all
+    assert Shortlist(0.5, by=Folded()).mean_of_all
+
+
+@pytest.mark.parametrize("method", ["uniform", "rho"])
+def test_a_plan_needs_an_id_for_each_row(method):
+    x, y = torch.randn(20, 3), torch.zeros(20, dtype=torch.long)
+    data = Resident(x, y, ids=torch.arange(20) % 15, device="cpu")
+    with pytest.raises(RholossError, match="5 rows of the data have the id of another"):
+        Trainer(
+            nn.Linear(3, 2), data, method=method, total_steps=5, plan=InfoBatch(), candidates=4,
+            irreducible=torch.zeros(20),
+        )  # fmt: skip
 
 
 def test_a_run_can_be_made_shorter_and_longer_up_to_what_it_was_made_for(easy):

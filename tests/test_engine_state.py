@@ -1,13 +1,24 @@
 """What a trainer saves: all that a run depends on, and nothing that it must not be taken over by."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import rholoss as rho
-from rholoss.engine import InfoBatch, Proxy, Resident, Reuse, Shortlist, Trainer
+from rholoss.engine import (
+    Gate,
+    InfoBatch,
+    Proxy,
+    Recorded,
+    Remembered,
+    Resident,
+    Reuse,
+    Shortlist,
+    Trainer,
+)
 from rholoss.errors import RholossError, TooFewFiniteScoresError
 
 N, STEPS = 300, 30
@@ -66,6 +77,18 @@ def test_the_seed_is_that_of_the_run():
         ({"plan": InfoBatch()}, "has plan False, but this trainer has True"),
         ({"irreducible": IL + 1}, "has irreducible losses '300 losses with checksum"),
         ({"scoring": Reuse(0.5)}, "has no state of cheaper scoring"),
+        (
+            {"scoring": Gate(0.5)},
+            r"has scoring .Cheaper\(\)., but this trainer has .Gate\(share=0.5, ",
+        ),
+        ({"overlap": True}, "has overlap False, but this trainer has True"),
+        ({"batch_norm": "eval"}, "has batch_norm 'train', but this trainer has 'eval'"),
+        (
+            {"schedule": rho.window(2, 9)},
+            r"has start and drop of the schedule \(0, 0.0\), but .*\(2,",
+        ),
+        ({"optimizer": torch.optim.SGD}, "has optimizer of the model 'AdamW', but .* has 'SGD'"),
+        ({"catch_up": True}, "has catch_up False, but this trainer has True"),
         ({"irreducible": rho.LiveIrreducible(nn.Linear(20, 5))}, "has no live model"),
         ({"width": 17}, r"model has shape \(16, 20\) for `0.weight`, but .* \(17, 20\)"),
         ({"bias": False}, r"model has shape \(5,\) for `3.bias`, but this trainer's has nothing"),
@@ -112,6 +135,14 @@ OPTIONS = {
     "plan": lambda: {"plan": InfoBatch(), "method": "uniform"},
 }
 
+OTHERS = {
+    **OPTIONS,
+    "proxy of SGD": lambda: {"scoring": Proxy(small, torch.optim.SGD)},
+    "reuse of 60 %": lambda: {"scoring": Reuse(0.6)},
+    "shortlist of few": lambda: {"scoring": Shortlist(0.6, again=0.05)},
+    "another plan": lambda: {"plan": Remembered(5), "method": "uniform"},
+}
+
 
 @pytest.mark.parametrize(
     ("saved", "other", "says"),
@@ -123,10 +154,31 @@ OPTIONS = {
         ),
         ("shortlist", "reuse", "`scoring` as it was"),
         ("proxy", "reuse", "has model, optimizer of cheaper scoring"),
+        ("proxy", "proxy of SGD", "has optimizer of the proxy 'AdamW', but this trainer has 'SGD'"),
+        ("reuse", "reuse of 60 %", r"scoring .Reuse\(share=0.5, .* has .Reuse\(share=0.6, "),
+        ("shortlist", "shortlist of few", "again=0.*again=0.05"),
+        (
+            "plan",
+            "another plan",
+            "has rule of the plan 'InfoBatch.* but this trainer has 'Remembered",
+        ),
     ],
 )
 def test_the_state_of_another_option_is_refused(saved, other, says):
-    refuses(trainer(**OPTIONS[other]()), state_after(5, **OPTIONS[saved]()), says)
+    refuses(trainer(**OTHERS[other]()), state_after(5, **OPTIONS[saved]()), says)
+
+
+def test_other_recorded_choices_are_refused():
+    def recorded(seed):
+        order = torch.Generator().manual_seed(seed)
+        index = torch.stack([torch.randperm(N, generator=order)[:8] for _ in range(STEPS)])
+        return Recorded(index)
+
+    refuses(
+        trainer(scoring=recorded(1)),
+        state_after(5, scoring=recorded(0)),
+        r"has recorded choices \d+, but this trainer has \d+",
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,10 +260,46 @@ def test_a_longer_run_has_its_own_rates_and_a_switch_stays_where_it_was():
     longer = trainer(
         total_steps=2 * STEPS, learning_rate=lambda step: 0.1 if step >= STEPS else 0.0
     )
-    longer.load_state_dict(state)
+    with pytest.warns(UserWarning, match="score up to step 5, this trainer up to step inf"):
+        longer.load_state_dict(state)
     assert longer.schedule.stop == 5
     weights = longer.model[0].weight.detach().clone()
     longer.train(STEPS - 11)
     assert torch.equal(weights, longer.model[0].weight)
     longer.train(STEPS)
     assert not torch.equal(weights, longer.model[0].weight)
+
+
+def test_a_schedule_of_a_longer_run_is_told():
+    with pytest.warns(UserWarning, match=r"stops scoring at step 50, but `total_steps` is 30"):
+        trainer(schedule=rho.window(0, 50))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer(schedule=rho.annealed(STEPS))
+        trainer()  # one that scores to the end
+
+
+def test_a_state_that_broke_is_not_saved_however_often_one_asks():
+    fast = trainer(total_steps=90)
+    with torch.no_grad():
+        fast.model[0].weight.fill_(torch.nan)
+    fast.train(30)
+    for _ in range(2):
+        with pytest.raises(TooFewFiniteScoresError, match="30 step"):
+            fast.state_dict()
+
+
+def test_a_step_that_was_cut_in_its_middle_is_not_gone_on_with():
+    fast = trainer()
+    fast.train(5)
+    state = fast.state_dict()
+    broken = fast.model[3].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fast.train(1)
+    broken.remove()
+    for go_on in (lambda: fast.train(1), fast.state_dict):
+        with pytest.raises(RholossError, match="Step 5 was cut off in its middle"):
+            go_on()
+    fast.load_state_dict(state)
+    fast.train(STEPS - 5)
+    assert fast.step == STEPS

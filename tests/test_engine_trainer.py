@@ -149,7 +149,7 @@ def test_the_first_batch_of_a_later_phase_is_chosen_with_the_weights_of_then(toy
     """Uniform steps before it have moved them since the copy that scores was made."""
     chosen = []
     for overlap in (False, True):
-        late = {"schedule": rho.window(10, 20), "learning_rate": 0.1}
+        late = {"schedule": rho.window(10, STEPS), "learning_rate": 0.1}
         fast = trainer(toy, overlap=overlap, batch_norm=batch_norm, **late)
         fast.train(12)
         fast.flush()

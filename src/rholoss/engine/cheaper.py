@@ -35,6 +35,14 @@ class Cheaper:
 
     learns = False  # whether `update` does something
     only_forwarded = False  # whether the others are not chosen, though something is known of them
+    mean_of_all = (
+        True  # whether the mean of what is measured is that of all candidates under the model
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with: a resumed run must have the same."""
+        return {}
 
     def attach(self, step: DeviceStep) -> None:
         """Make buffers; raise where the option makes no sense. Called once, before the first step."""
@@ -81,12 +89,19 @@ class LowerResolution(Cheaper):
     Small images have other statistics, so BatchNorm's running ones are kept while they are scored.
     """
 
+    mean_of_all = False
+
     def __init__(self, factor: int = 2) -> None:
         if factor < 2:
             raise RholossError(
                 f"`factor` must be at least 2, but is {factor}; leave `scoring` out for whole images."
             )
         self.factor = factor
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The factor."""
+        return {"factor": self.factor}
 
     def attach(self, step: DeviceStep) -> None:
         """Check that these are images, and that the model takes smaller ones."""
@@ -139,6 +154,7 @@ class Proxy(Cheaper):
     """
 
     learns = True
+    mean_of_all = False
 
     def __init__(
         self, make_model: Callable[[], nn.Module], optimizer: MakeOptimizer = adamw

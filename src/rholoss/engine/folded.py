@@ -228,6 +228,11 @@ class Folded(Cheaper):
         self.copy: FoldedCopy | None = None
         self.reader: Replica | None = None  # finds the statistics of candidates
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of which passes the statistics are."""
+        return {"momentum": self.momentum, "rows": self.rows}
+
     def attach(self, step: DeviceStep) -> None:
         """Trace the model."""
         mode = step.scorer.batch_norm
@@ -293,6 +298,7 @@ class Folded(Cheaper):
     ) -> None:
         """Have the reader's BatchNorm layers hold the statistics of some of the candidates."""
         if alone:
+            reader.refresh_statistics()  # of frozen layers, which keep them
             reader.refresh_weights()
         x, y = candidates.x[: self.rows], candidates.y[: self.rows]
         step.measure(reader.model, x, y, generator, batch_norm="train")
@@ -317,6 +323,4 @@ class _Read:
     def __init__(self, model: nn.Module, reader: Replica) -> None:
         self.model, self.refresh_weights = model, reader.refresh_weights
         self.move_statistics = reader.move_statistics
-
-    def refresh_statistics(self) -> None:
-        """Those of the last candidates say nothing of the next."""
+        self.refresh_statistics = reader.refresh_statistics

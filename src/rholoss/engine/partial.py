@@ -34,6 +34,16 @@ class Partial(Cheaper):
                 "forwarded by `Folded` or `LowerResolution`."
             )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The share, and by what it is forwarded."""
+        return {"share": self.share, "by": type(self.by).__name__, **self.by.options}
+
+    @property
+    def mean_of_all(self) -> bool:  # type: ignore[override]
+        """As the other option: those that are not forwarded have what is known of them."""
+        return self.by.mean_of_all
+
     def attach(self, step: DeviceStep) -> None:
         """How many are forwarded: at least as many as are chosen."""
         self.by.attach(step)
@@ -158,6 +168,11 @@ class Shortlist(Reuse):
             )
         self.again = again
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """And how many of those that are forwarded are so for their age."""
+        return {**super().options, "again": self.again}
+
     def attach(self, step: DeviceStep) -> None:
         """How many of those that are forwarded are forwarded for their scores."""
         super().attach(step)
@@ -223,6 +238,8 @@ class Gate(Partial):
 
     What a holdout model finds hard is noise or out of reach, and seldom the most reducible.
     """
+
+    mean_of_all = False
 
     def attach(self, step: DeviceStep) -> None:
         """Check that there is a table of irreducible losses, and something to forward."""

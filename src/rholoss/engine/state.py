@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 from rholoss.engine.cheaper import Proxy
 from rholoss.errors import RholossError
 from rholoss.il.live import LiveIrreducible
+from rholoss.naming import named
+from rholoss.schedules import Schedule
 
 if TYPE_CHECKING:
     from rholoss.engine.trainer import Trainer
@@ -35,6 +39,7 @@ def saved(trainer: Trainer) -> dict[str, Any]:
         "total_steps": trainer.total_steps,
         "rates": body.lr_T.cpu(),
         "stop": trainer.schedule.stop,
+        "planned_stop": trainer.planned_stop,
         "reducible": trainer.reducible,
         "rows": trainer.rows.state_dict(),
         "model": trainer.model.state_dict(),
@@ -67,7 +72,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     if len(state["rates"]) == len(body.lr_T):  # else the run is to be longer than it was
         trainer.total_steps = state["total_steps"]
         body.lr_T.copy_(state["rates"])
-    trainer.schedule = dataclasses.replace(trainer.schedule, stop=state["stop"])
+    trainer.schedule = _schedule(trainer, state)
     trainer.seed = trainer.rows.seed = state["seed"]
     trainer.rows.load_state_dict(state["rows"])
     trainer.start_from(state["step"])
@@ -96,6 +101,8 @@ def _made(trainer: Trainer) -> dict[str, Any]:
     """What a trainer must have in common with the one whose state it takes over."""
     source = None if trainer.body.irreducible is None else trainer.source
     losses = None if source is None else source.digest()
+    scoring, recorded = trainer.body.scoring, trainer.rows.recorded
+    told = ", ".join(f"{name}={value!r}" for name, value in scoring.options.items())
     return {
         "method": trainer.method.name,
         "rows": len(trainer.data),
@@ -103,8 +110,27 @@ def _made(trainer: Trainer) -> dict[str, Any]:
         "chosen rows": trainer.k,
         "plan": trainer.rows.plan is not None,
         "highest id": int(trainer.data.ids.max()),  # of the tables by id
+        "rule of the plan": named(trainer.rows.plan),
+        "scoring": f"{type(scoring).__name__}({told})",
+        "overlap": trainer.overlapped is not None,
+        "batch_norm": trainer.body.scorer.batch_norm,
+        "draws": trainer.body.draws,
+        "catch_up": trainer.catch_up,
+        "start and drop of the schedule": (trainer.schedule.start, trainer.schedule.drop),
+        "recorded choices": None
+        if recorded is None
+        else zlib.crc32(recorded.cpu().numpy().tobytes()),
+        **{
+            f"optimizer of the {name}": type(optimizer).__name__
+            for name, _, optimizer, _ in _learners(trainer, None)
+        },
         **({} if losses is None else {"irreducible losses": losses}),
     }
+
+
+def _schedule(trainer: Trainer, state: Mapping[str, Any]) -> Schedule:
+    """The trainer's own, with the stop of the run that is gone on with: it may have come early."""
+    return dataclasses.replace(trainer.schedule, stop=state["stop"])
 
 
 def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
@@ -114,13 +140,6 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
             f"The saved state has version {state.get('version')!r}, but this trainer reads "
             f"{STATE_VERSION}; use the version of rholoss that saved it."
         )
-    own = _made(trainer)
-    for name, value in state["made"].items():
-        if name in own and value != own[name]:  # not all have irreducible losses
-            raise RholossError(
-                f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
-                "trainer as it was when the state was saved."
-            )
     own_scoring, scoring = trainer.body.scoring.state_dict() or {}, state["scoring"] or {}
     if own_scoring.keys() != scoring.keys():
         raise RholossError(
@@ -128,6 +147,13 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
             f"scores by `{type(trainer.body.scoring).__name__}`, which keeps "
             f"{', '.join(own_scoring) or 'nothing'}; pass `scoring` as it was."
         )
+    own = _made(trainer)
+    for name, value in state["made"].items():
+        if name in own and value != own[name]:  # not all have irreducible losses
+            raise RholossError(
+                f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
+                "trainer as it was when the state was saved."
+            )
     if isinstance(trainer.source, LiveIrreducible) and not state["irreducible"]:
         raise RholossError(
             "The saved state has no live model, but this trainer has a `LiveIrreducible`; pass "
@@ -135,18 +161,28 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
         )
     for name, model, optimizer, part in _learners(trainer, state):
         _check_learner(name, model, optimizer, part)
+    _schedule(trainer, state)
+    planned = state.get("planned_stop", trainer.planned_stop)
+    if planned != trainer.planned_stop:
+        warnings.warn(
+            f"The saved run was to score up to step {planned}, this trainer up to step "
+            f"{trainer.planned_stop}; it stops at step {state['stop']}, as that run. Pass `schedule` as "
+            "it was.",
+            stacklevel=4,
+        )
 
 
 def _learners(
-    trainer: Trainer, state: Mapping[str, Any]
+    trainer: Trainer, state: Mapping[str, Any] | None
 ) -> list[tuple[str, nn.Module, torch.optim.Optimizer, Any]]:
     """Each model that learns: its name, itself, its optimizer, and the part of the state with both."""
-    found = [("model", trainer.model, trainer.optimizer, state)]
-    scoring, source = trainer.body.scoring, trainer.source
+    found: list[tuple[str, nn.Module, torch.optim.Optimizer, Any]] = []
+    found.append(("model", trainer.model, trainer.optimizer, state))
+    scoring, source, part = trainer.body.scoring, trainer.source, state or {}
     if isinstance(scoring, Proxy) and scoring.model is not None:
-        found.append(("proxy", scoring.model, scoring.optimizer, state["scoring"]))
+        found.append(("proxy", scoring.model, scoring.optimizer, part.get("scoring")))
     if isinstance(source, LiveIrreducible):
-        found.append(("live model", source.model, source.optimizer, state["irreducible"]))
+        found.append(("live model", source.model, source.optimizer, part.get("irreducible")))
     return found
 
 

@@ -20,6 +20,14 @@ from rholoss.core import Method
 from rholoss.engine import state
 from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolutions
 from rholoss.engine.cheaper import Cheaper, ready
+from rholoss.engine.checks import (
+    check_compared,
+    check_ids,
+    check_precision,
+    check_run,
+    check_schedule,
+    check_sizes,
+)
 from rholoss.engine.clock import ScoringCost
 from rholoss.engine.interrupt import whole_steps
 from rholoss.engine.optimizers import MakeOptimizer, Rate, adamw, check_rates, for_graphs, rates
@@ -110,34 +118,28 @@ class Trainer:
         if isinstance(scoring, Recorded):
             recorded = scoring.rows(data.ids, total_steps)
             self.method, candidates, keep = methods.by_name("uniform"), scoring.k, 1.0
-        if not 0 < keep <= 1 or not 1 <= candidates <= len(data):
-            raise RholossError(
-                f"`keep` must be in (0, 1] and `candidates` in 1..{len(data)}, the rows of the data, "
-                f"but are {keep} and {candidates}."
-            )
+        check_sizes(keep, candidates, len(data))
         self.model = ready(model, device)
         modules = [m.__dict__ for m in submodules(model)]
         self._modes = [(m, m["training"]) for m in modules if "training" in m]
         self.candidates, self.k = candidates, core.num_selected(candidates, keep)
         self.schedule, self.seed, self.total_steps = schedule or constant(), seed, total_steps
+        check_schedule(self.schedule, total_steps)
+        self.planned_stop = self.schedule.stop  # before anything stopped it sooner
         self.source = as_source(irreducible)
         table = irreducible_table(self.method, self.source, data.ids, self.schedule.drop)
         if table is not None:
             tell_other_loss(self.method, self.source, loss)
             tell_other_labels(self.source, data.ids, data.targets)
+        if plan is not None:
+            check_ids(data.ids)
         memory = None if plan is None else Memory(int(data.ids.max()) + 1, device)
         self.rows = Rows(
             data, seed=seed, irreducible=table, drop=self.schedule.drop, plan=plan, memory=memory,
             recorded=recorded,
         )  # fmt: skip
         self.catch_up = catch_up
-        both = self.method.needs == {"loss", "irreducible_loss"}
-        for name, given in (("catch_up", catch_up), ("Ladder", isinstance(self.source, Ladder))):
-            if given and not both:
-                raise RholossError(
-                    f"`{name}` compares losses with irreducible losses, but the method is "
-                    f"{self.method.name!r}; leave it out."
-                )
+        check_compared(self.method, self.source, catch_up, scoring)
         self.optimizer = for_graphs(optimizer(self.model.parameters()), device)
         check_rates(self.optimizer)
         exact = torch.float32 if device.type == "cuda" else torch.float64
@@ -149,11 +151,7 @@ class Trainer:
         if not isinstance(scorer.loss, Task):
             raise RholossError(f"`loss` must be a task's name for the engine, but is {loss!r}.")
         check_classes(data.targets, scorer.loss.name)
-        if scorer.dtype == torch.float16:
-            raise RholossError(
-                f"`precision` is {precision!r}, in which small gradients become 0 unless the loss is scaled, "
-                "and the engine does not scale it; use 'bf16'. (`Selector` scores in 'fp16', too.)"
-            )
+        check_precision(scorer.dtype, precision)
         self.device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
         # A trainer that held itself would hold its graphs' memory, too, until Python looks for such.
@@ -194,6 +192,7 @@ class Trainer:
         self._flushed = 0
         self._window: list[bool] = []  # whether each step since the last flush scored
         self._whole = True  # unless an error or a second Ctrl-C cut a step in its middle
+        self._diverged: RholossError | None = None
         # Mean scores of the steps of this hundred that scored.
         self.reducible = torch.zeros(0, device="cpu")
 
@@ -242,6 +241,7 @@ class Trainer:
                 f"`steps`={steps} would go beyond `total_steps`={self.total_steps} (now at "
                 f"{self.step}); give the trainer as many as it is to take."
             )
+        self._check_whole()
         if not self._window:
             self.log.check_new(self.step)
         for module, trains in self._modes:  # whatever the caller did since: an evaluation, for one
@@ -324,11 +324,12 @@ class Trainer:
         for tap in self.on_flush:
             tap(self.step, index, losses)
         if short or broken:
-            raise TooFewFiniteScoresError(
+            self._diverged = TooFewFiniteScoresError(
                 f"Between step {self.step - num} and step {self.step}, {broken} step(s) had a loss that "
                 f"is not finite and {short} had fewer finite scores than are selected ({not_finite} "
                 "scores were not finite so far). Lower the learning rate or look at the inputs."
             )
+            raise self._diverged
 
     def _look(self, reducible: float) -> None:
         """Climb, or stop scoring, if the target has come that far."""
@@ -363,13 +364,18 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, the model and the optimizer included."""
+        self._check_whole()
+        self.flush()
+        if self._diverged is not None:  # an earlier state is not to be replaced by this one
+            raise self._diverged
+        return state.saved(self)
+
+    def _check_whole(self) -> None:
         if not self._whole:
             raise RholossError(
                 f"Step {self.step} was cut off in its middle and cannot be gone on with; take an earlier "
                 "state."
             )
-        self.flush()
-        return state.saved(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on where the state was saved, with its seed and torch's random state of then."""
@@ -378,17 +384,6 @@ class Trainer:
     def start_from(self, step: int) -> None:
         """Be at the beginning of this step; what was not read of steps before it is forgotten."""
         self.step = self._flushed = step
-        self._window, self.losses, self._whole = [], [], True
+        self._window, self.losses, self._whole, self._diverged = [], [], True, None
         self.body.number.fill_(step)
         self.counters.clear()
-
-
-def check_run(data: Any, total_steps: int) -> None:
-    """Raise where there is nothing to train on, or for."""
-    if not isinstance(data, (Resident, Streamed)):
-        raise RholossError(
-            f"`data` is a {type(data).__name__}; make a `Resident(inputs, targets)` of it, or a `Streamed` "
-            "one where it does not fit the device. For a loader there is `Selector`."
-        )
-    if total_steps < 1:
-        raise RholossError(f"`total_steps` must be at least 1, but is {total_steps}.")

@@ -1,0 +1,88 @@
+"""What a trainer's arguments must be, and go together with."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rholoss.core import Method
+from rholoss.engine.resident import Resident
+from rholoss.engine.streamed import Streamed
+from rholoss.errors import RholossError
+from rholoss.ladder import Ladder
+from rholoss.schedules import Schedule
+
+
+def check_run(data: Any, total_steps: int) -> None:
+    """Raise where there is nothing to train on, or for."""
+    check_data(data)
+    if total_steps < 1:
+        raise RholossError(f"`total_steps` must be at least 1, but is {total_steps}.")
+
+
+def check_data(data: Any, name: str = "data") -> None:
+    """Raise where this is no data set of the engine."""
+    if not isinstance(data, (Resident, Streamed)):
+        raise RholossError(
+            f"`{name}` is a {type(data).__name__}; make a `Resident(inputs, targets)` of it, or a "
+            "`Streamed` one where it does not fit the device. For a loader there is `Selector`."
+        )
+
+
+def check_sizes(keep: float, candidates: int, rows: int) -> None:
+    """Raise where so many rows cannot be candidates, or such a share of them not be selected."""
+    if not 0 < keep <= 1 or not 1 <= candidates <= rows:
+        raise RholossError(
+            f"`keep` must be in (0, 1] and `candidates` in 1..{rows}, the rows of the data, "
+            f"but are {keep} and {candidates}."
+        )
+
+
+def check_precision(dtype: torch.dtype | None, precision: str | None) -> None:
+    """Raise where gradients would be lost."""
+    if dtype == torch.float16:
+        raise RholossError(
+            f"`precision` is {precision!r}, in which small gradients become 0 unless the loss is scaled, "
+            "and the engine does not scale it; use 'bf16'. (`Selector` scores in 'fp16', too.)"
+        )
+
+
+def check_compared(method: Method, source: Any, catch_up: bool, scoring: Any) -> None:
+    """Raise where losses are to be compared with irreducible losses that the step does not have."""
+    both = method.needs == {"loss", "irreducible_loss"}
+    for name, given in (("catch_up", catch_up), ("Ladder", isinstance(source, Ladder))):
+        if given and not both:
+            raise RholossError(
+                f"`{name}` compares losses with irreducible losses, but the method is {method.name!r}; "
+                "leave it out."
+            )
+        if given and not getattr(scoring, "mean_of_all", True):
+            raise RholossError(
+                f"`{name}` compares the target's mean loss over all candidates with their mean irreducible "
+                f"loss, but with `{type(scoring).__name__}` another mean is measured; score by `Folded`, "
+                "`Reuse` or `Shortlist`, or leave `scoring` out."
+            )
+
+
+def check_schedule(schedule: Schedule, total_steps: int) -> None:
+    """Say so where a schedule is made for a longer run."""
+    if total_steps < schedule.stop < float("inf"):
+        warnings.warn(
+            f"The schedule stops scoring at step {schedule.stop}, but `total_steps` is {total_steps}, so "
+            "that all steps score; make it for as many steps as the run has, as in "
+            f"`rholoss.annealed({total_steps})`.",
+            stacklevel=4,
+        )
+
+
+def check_ids(ids: Tensor) -> None:
+    """Raise where what is remembered of a row would be mixed with another's."""
+    again = len(ids) - len(ids.unique())
+    if again:
+        raise RholossError(
+            f"{again} rows of the data have the id of another, so that what a `plan` remembers of them "
+            "would be mixed; give each row an id of its own."
+        )
