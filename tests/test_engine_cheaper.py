@@ -238,8 +238,13 @@ def test_an_option_that_leaves_nothing_out_is_exact():
 
 @pytest.mark.parametrize("name", ["grad_norm_is", "bald", "loss"])
 def test_other_methods_take_a_proxy_and_smaller_images(name):
-    for option in (Proxy(make_proxy), LowerResolution(2)):
-        made = run(option, method=name)
+    dropout = nn.Dropout(0.2 if name == "bald" else 0.0)  # without it all its draws are alike
+
+    def with_dropout():
+        return nn.Sequential(dropout, *make_proxy())
+
+    for option in (Proxy(with_dropout), LowerResolution(2)):
+        made = run(option, nn.Sequential(dropout, make_model()), method=name)
         assert torch.isfinite(torch.cat(made.losses)).all()
         assert len(torch.stack(made.seen).unique()) > K
 
@@ -358,6 +363,15 @@ def test_what_makes_no_sense_is_refused():
         ),
         (lambda: trainer(Gate(), irreducible=live), "'rho' has a live model"),
         (lambda: trainer(Gate(), method="loss"), "'loss' reads none"),
+        (lambda: trainer(Proxy(lambda: flat), flat), r"has 2 parameter\(s\) of the target"),
+        (
+            lambda: trainer(Proxy(make_proxy, torch.optim.SGD(flat.parameters()))),
+            "`optimizer` is a SGD; give a function",
+        ),
+        (
+            lambda: trainer(optimizer=torch.optim.SGD(flat.parameters())),
+            "`optimizer` is a SGD; give a function",
+        ),
         (lambda: trainer(used), "belongs to another trainer"),
         (lambda: trainer("gate"), "`scoring` is 'gate'; pass an option"),
         (lambda: trainer().load_state_dict(saved), "pass `scoring` as it was"),

@@ -47,6 +47,22 @@ def test_what_cannot_be_evaluated_is_told_at_once():
         Evaluator(nn.Linear(3, 2), data, num_classes=2, precision="int8")
 
 
+def test_labels_of_any_kind_of_whole_number():
+    torch.manual_seed(0)
+    x, y, model = torch.randn(60, 5), torch.randint(0, 2, (60,)), nn.Linear(5, 2)
+    found = [
+        Evaluator(model, Resident(x, y.to(kind), device="cpu"), num_classes=2)()
+        for kind in (torch.int64, torch.uint8, torch.bool)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_is_no_resident_data_is_told():
+    data = torch.utils.data.TensorDataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(RholossError, match="`data` is a TensorDataset; make a `Resident"):
+        Evaluator(nn.Linear(3, 2), data, num_classes=2)
+
+
 def test_an_autocast_block_around_it_does_not_round_the_sums():
     torch.manual_seed(0)
     x, y, model = torch.randn(999, 5), torch.randint(0, 2, (999,)), nn.Linear(5, 2)

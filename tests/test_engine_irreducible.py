@@ -108,6 +108,42 @@ def test_what_gives_no_losses_is_refused(points):
         losses_of(make_model(), data, precision="int8")
 
 
+def test_what_a_fit_is_made_of_is_looked_at(points):
+    x, y, _ = points
+    data, model = Resident(x[:600], y[:600], device="cpu"), make_model()
+    raw = torch.utils.data.TensorDataset(x, y)
+    for make, given, says in (
+        (
+            lambda: model,
+            {"data": data, "folds": 2},
+            "`make_model` returned weights that it had ret",
+        ),
+        (model, {"data": data, "folds": 2}, "`make_model` is a Sequential itself; give a function"),
+        (make_model, {"data": raw, "folds": 2}, "`data` is a TensorDataset; make a `Resident"),
+        (make_model, {"data": data, "score": raw}, "`score` is a TensorDataset; make a `Resident"),
+    ):
+        with pytest.raises(RholossError, match=says):
+            fit_resident(make, epochs=4, **given)
+
+
+def test_the_seed_is_that_of_dropout_too_and_the_callers_stays(points):
+    x, y, _ = points
+    data = Resident(x[:600], y[:600], device="cpu")
+
+    def with_dropout():
+        return nn.Sequential(make_model()[0], nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 3))
+
+    found = []
+    for number, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(number)
+        state = torch.get_rng_state()
+        il = fit_resident(with_dropout, data, folds=2, epochs=4, batch_size=32, seed=seed)
+        assert torch.equal(torch.get_rng_state(), state)
+        found.append(il.lookup(data.ids))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 def test_folds_that_are_fitted_side_by_side_are_what_each_would_be_alone(points):
     x, y, _ = points
     data = Resident(x[:600], y[:600], device="cpu")

@@ -27,6 +27,15 @@ def test_rows_come_normalised_and_in_order():
     assert len(data) == 10
 
 
+def test_one_number_is_for_all_channels():
+    one, each = (
+        Resident(IMAGES, LABELS, mean=mean, std=std, device="cpu")
+        for mean, std in ((0.5, 0.25), ([0.5] * 3, [0.25] * 3))
+    )
+    rows = torch.arange(10)
+    assert torch.equal(one.batch(rows)[0], each.batch(rows)[0])
+
+
 def test_pixels_of_floats_are_in_0_to_1():
     whole, floats = (
         Resident(images, LABELS, mean=MEAN, std=STD, device="cpu")

@@ -58,6 +58,11 @@ def test_a_model_with_dropout_goes_on_with_the_same_masks(method):
     assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
 
 
+def test_draws_that_are_all_alike_are_refused():
+    with pytest.raises(RholossError, match="BALD needs dropout in the model"):
+        trainer(0.0, method="bald").train(1)
+
+
 def test_the_seed_is_that_of_the_run():
     whole = trainer(seed=3)
     whole.train(STEPS)
@@ -140,7 +145,7 @@ OTHERS = {
     "proxy of SGD": lambda: {"scoring": Proxy(small, torch.optim.SGD)},
     "reuse of 60 %": lambda: {"scoring": Reuse(0.6)},
     "shortlist of few": lambda: {"scoring": Shortlist(0.6, again=0.05)},
-    "another plan": lambda: {"plan": Remembered(5), "method": "uniform"},
+    "another plan": lambda: {"plan": Remembered(1.6), "method": "uniform"},
 }
 
 

@@ -136,6 +136,14 @@ def test_an_optimizer_may_be_given_made_or_left_out(toy):
     assert default.param_groups[0]["lr"] == 2e-5
 
 
+def test_an_optimizer_of_another_model_is_refused(toy):
+    target, model = toy.model(), toy.model()
+    for others in (target.parameters(), [*model.parameters(), *target.parameters()]):
+        optimizer = torch.optim.AdamW(others)
+        with pytest.raises(RholossError, match=r"`optimizer` has \d+ parameter\(s\) that are not"):
+            rho.LiveIrreducible(model, optimizer)
+
+
 def test_state_is_whole(toy):
     batch = (toy.x[:32], toy.y[:32])
     first, second = (rho.LiveIrreducible(toy.model(), lr=0.01) for _ in range(2))

@@ -115,6 +115,7 @@ def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
         (lambda: Remembered(0.0), "`chance` is 0.0, .*the logarithm of the number of classes"),
         (lambda: Remembered(math.nan), "`chance` is nan, but must be finite and above 0"),
         (lambda: Remembered(math.inf, measured=False), "`chance` is inf"),
+        (lambda: Remembered(10), r"`chance` is 10, .*math.log\(10\) = 2.303 \(or 10.0, if that"),
     ],
 )
 def test_a_share_that_is_none_is_refused(make, says):

@@ -140,6 +140,12 @@ class Remembered:
                 f"`chance` is {self.chance}, but must be finite and above 0: it is the loss of a guess, the "
                 "logarithm of the number of classes."
             )
+        if isinstance(self.chance, int) and self.chance > 1:
+            raise RholossError(
+                f"`chance` is {self.chance}, a whole number, as of classes; pass its logarithm, "
+                f"math.log({self.chance}) = {math.log(self.chance):.4g} (or {float(self.chance)}, if that is "
+                "the loss of a guess)."
+            )
 
     def __call__(self, situation: Situation) -> Epoch:
         """The rows that are worth a step."""

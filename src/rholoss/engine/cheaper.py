@@ -15,12 +15,13 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rholoss.engine.optimizers import MakeOptimizer, adamw, for_graphs
+from rholoss.engine.optimizers import adamw, for_graphs
 from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
 from rholoss.ledger import BACKWARD_FORWARDS
 from rholoss.modes import own_autocast, scoring_mode
+from rholoss.optimizers import MakeOptimizer, new_optimizer
 
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
@@ -167,7 +168,15 @@ class Proxy(Cheaper):
         check_runs_model(self, step)
         check_new(self, self.model is None)
         self.model = ready(self.make_model(), step.data.device)
-        self.optimizer = for_graphs(self.make_optimizer(self.model.parameters()), step.data.device)
+        shared = {id(p) for p in self.model.parameters()} & {id(p) for p in step.model.parameters()}
+        if shared:
+            raise RholossError(
+                f"The model that `make_model` of the `Proxy` returned has {len(shared)} parameter(s) of "
+                "the target, which it would train a second time; make one of its own, as in "
+                "`lambda: SmallModel()`."
+            )
+        optimizer = new_optimizer(self.make_optimizer, self.model.parameters())
+        self.optimizer = for_graphs(optimizer, step.data.device)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
         """Its own training counts too."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rholoss.engine.capture import Captured, says_what_to_reduce
+from rholoss.engine.checks import check_data
 from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
@@ -45,6 +46,7 @@ class Evaluator:
         compile: bool = False,
         capture: bool = True,
     ) -> None:
+        check_data(data)
         check_classes(data.targets, "classification")
         highest = int(data.targets.max())
         if highest >= num_classes:  # a GPU would stop for good at such a label
@@ -69,6 +71,7 @@ class Evaluator:
 
     def _one_batch(self, rows: Tensor, counts: Tensor) -> Tensor:
         x, y = self.data.batch(rows)
+        y = y.long()
         with own_autocast(self.data.device, self.dtype):
             logits = output_of(self.model(x)).float()
         loss = F.cross_entropy(logits, y, reduction="none")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rholoss.engine.capture import says_what_to_reduce
+from rholoss.engine.checks import check_data
 from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.trainer import Trainer
@@ -25,6 +27,7 @@ from rholoss.il.ids import shown
 from rholoss.il.score import tell_unusable
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
+from rholoss.il.train import Factory
 from rholoss.ladder import Ladder
 from rholoss.modes import own_autocast, scoring_mode
 from rholoss.scoring import Scorer
@@ -145,9 +148,12 @@ def _fit_rungs(
             "irreducible losses come out too low. Pass holdout data, or `folds=2` in place of `score`.",
             stacklevel=3,
         )
-    started = time.perf_counter()
-    make: Callable[..., _Fit] = functools.partial(_Fit, make_model, rungs=rungs, **training)
+    check_data(data)
     scored = data if score is None else score
+    check_data(scored, "score")
+    started = time.perf_counter()
+    factory = Factory(make_model, data.device)
+    make: Callable[..., _Fit] = functools.partial(_Fit, factory.make, rungs=rungs, **training)
     ids = scored.ids.cpu().numpy()
     fits: list[tuple[Tensor, _Fit]] = []  # with the rows that each scores
     if score is not None:
@@ -160,10 +166,11 @@ def _fit_rungs(
             with says_what_to_reduce("`folds`, each of which has a copy of the data"):
                 parts = data.take(others), data.take(rows)
             fits.append((rows, make(*parts, seed=seed + number)))
-    # Side by side: one small model leaves a GPU half idle.
-    while not all(fit.finished for _, fit in fits):
-        for _, fit in fits:
-            fit.advance()
+    with _seeded(seed, data.device):  # of dropout, which draws from torch's own state
+        # Side by side: one small model leaves a GPU half idle.
+        while not all(fit.finished for _, fit in fits):
+            for _, fit in fits:
+                fit.advance()
     values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
     for rows, fit in fits:
         values[:, rows] = torch.stack(fit.read())
@@ -210,7 +217,8 @@ class _Fit:
         if list(rungs) != sorted({n for n in rungs if 1 <= n <= epochs - evaluations}):
             raise RholossError(
                 f"`rungs` must be epochs in rising order, from 1 to {epochs - evaluations} (the last "
-                f"`evaluations`={evaluations} of `epochs`={epochs} are the last rung), but are {list(rungs)}."
+                f"`evaluations`={evaluations} of `epochs`={epochs} are the last rung), but are "
+                f"{list(rungs)}; give more `epochs`, or other `rungs`."
             )
         check_classes(score.targets, loss)
         self.loss = loss
@@ -218,9 +226,7 @@ class _Fit:
         self.per_epoch = len(data) // batch_size
         self.total = epochs * self.per_epoch
         self.first_look = (epochs - evaluations) * self.per_epoch
-        cuda = data.device.type == "cuda"
-        with torch.random.fork_rng([data.device] if cuda else []):
-            torch.manual_seed(seed)
+        with _seeded(seed, data.device):
             model = make_model()
         if data.images:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -237,7 +243,7 @@ class _Fit:
         self.rungs = [epoch * self.per_epoch for epoch in rungs]
         self.young: list[Tensor] = []  # losses at these steps
         self.found: list[Tensor] = []
-        self.stream = torch.cuda.Stream(data.device) if cuda else None
+        self.stream = torch.cuda.Stream(data.device) if data.device.type == "cuda" else None
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(data.device))
 
@@ -265,6 +271,14 @@ class _Fit:
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
         return [*self.young, min(self.found, key=_mean)]
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own random state starts from the seed, and is the caller's again afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _mean(loss_N: Tensor) -> float:

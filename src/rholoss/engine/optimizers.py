@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from rholoss.errors import RholossError
 
 Rate = float | Callable[[int], float]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

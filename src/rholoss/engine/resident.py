@@ -49,7 +49,7 @@ class Resident:
         inputs: [N, ...]; images as [N, C, H, W]: uint8 in 0..255, or floats in 0..1.
         targets: [N].
         ids: of the rows, whole numbers; by default 0, 1, 2, ...
-        mean, std: of pixels in 0..1, for each channel; None leaves the inputs as they are.
+        mean, std: of pixels in 0..1, a number or one for each channel; None leaves the inputs as they are.
         augment: a `CropFlip`, for images.
         device: by default a GPU if there is one.
         dtype: of the inputs that come out; float32 by default (tokens: torch.long).
@@ -61,8 +61,8 @@ class Resident:
         targets: Any,
         *,
         ids: Any = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
         augment: CropFlip | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
@@ -92,10 +92,15 @@ class Resident:
         self.whole = torch.arange(max(self.size or (0,)), device=self.device)
 
     def _affine(
-        self, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int, floats: bool
+        self,
+        mean: float | Sequence[float] | None,
+        std: float | Sequence[float] | None,
+        channels: int,
+        floats: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
         if mean is None and std is None:
             return None, None
+        mean, std = ([n] if isinstance(n, (int, float)) else n for n in (mean, std))
         if mean is None or std is None or not {len(mean), len(std)} <= {1, channels}:
             raise RholossError(
                 f"`mean` and `std` must have one value, or one for each of {channels} channels, but are "

@@ -349,7 +349,9 @@ class DeviceStep:
 
     def count_flops(self, model: nn.Module, x: Tensor, y: Tensor) -> float | None:
         """Forward FLOPs of one of these rows, counted as `Selector` does; changes nothing."""
-        _, flops = self.scorer.dry_run(model, (x, y), len(y), self.needs, discard=True)
+        _, flops = self.scorer.dry_run(
+            model, (x, y), len(y), self.needs, discard=True, compare=True
+        )
         return flops
 
     def _change_rate(self) -> None:

@@ -30,7 +30,7 @@ from rholoss.engine.checks import (
 )
 from rholoss.engine.clock import ScoringCost
 from rholoss.engine.interrupt import whole_steps
-from rholoss.engine.optimizers import MakeOptimizer, Rate, adamw, check_rates, for_graphs, rates
+from rholoss.engine.optimizers import Rate, adamw, check_rates, for_graphs, rates
 from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
@@ -46,6 +46,7 @@ from rholoss.ledger import Ledger
 from rholoss.losses import Task
 from rholoss.memory import Memory, Plan
 from rholoss.modes import submodules
+from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
 from rholoss.sources import as_source, tell_other_labels
@@ -140,7 +141,7 @@ class Trainer:
         )  # fmt: skip
         self.catch_up = catch_up
         check_compared(self.method, self.source, catch_up, scoring)
-        self.optimizer = for_graphs(optimizer(self.model.parameters()), device)
+        self.optimizer = for_graphs(new_optimizer(optimizer, self.model.parameters()), device)
         check_rates(self.optimizer)
         exact = torch.float32 if device.type == "cuda" else torch.float64
         lr_T = rates(learning_rate, total_steps).to(device, exact)

@@ -37,15 +37,15 @@ from rholoss.il.store import Irreducible
 from rholoss.il.train import (
     Factory,
     MakeModel,
-    MakeOptimizer,
     Settings,
     adamw,
     fit_member,
-    new_optimizer,
     rows_to_visit,
+    trained_parameters,
 )
 from rholoss.il.views import own_randomness
 from rholoss.naming import code_hash, named
+from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.progress import Bar, say
 
 
@@ -225,7 +225,7 @@ def _fit_and_score(
 
 
 def _about_training(model: nn.Module, settings: Settings) -> dict[str, Any]:
-    optimizer = new_optimizer(settings.make_optimizer, model)
+    optimizer = new_optimizer(settings.make_optimizer, trained_parameters(model))
     return {
         "model": content_hash(dict(model.state_dict())),  # structure and initial weights
         "optimizer": f"{type(optimizer).__qualname__} {optimizer.state_dict()['param_groups']}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from rholoss import data, losses, modes
 from rholoss.distributed import average_gradients, place
 from rholoss.errors import RholossError
+from rholoss.optimizers import MakeOptimizer
 from rholoss.sources import Source
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class LiveIrreducible(Source):
@@ -52,6 +50,14 @@ class LiveIrreducible(Source):
         elif not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(model.parameters())
         self.optimizer: torch.optim.Optimizer = optimizer
+        own = {id(p) for p in model.parameters()}
+        learns = [p for group in optimizer.param_groups for p in group["params"]]
+        others = sum(id(p) not in own for p in learns)
+        if others:
+            raise RholossError(
+                f"`optimizer` has {others} parameter(s) that are not the model's, which would not learn; "
+                "give it an optimizer of its own, as in `lambda p: torch.optim.AdamW(p, lr=1e-5)`."
+            )
 
     def check_target(self, target: nn.Module) -> None:
         """Raise if the target trains parameters of this model: it would be compared with itself."""

@@ -21,10 +21,10 @@ from rholoss.il.points import Loading, Points, about_model, batches, loader_of
 from rholoss.il.score import evaluating, losses_of
 from rholoss.il.split import Member
 from rholoss.il.views import seed_all
+from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.progress import Bar
 
 MakeModel = Callable[[], nn.Module]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 NOTHING = (math.inf, math.inf)  # what `mean_loss` says where no loss is finite
 LOOK_EVERY = 50  # steps between looks at the training loss, which wait for the device
 
@@ -51,18 +51,27 @@ class Factory:
     """Makes the models, each with the member's seed, and sees to it that they share no weights."""
 
     def __init__(self, make_model: MakeModel, device: torch.device) -> None:
+        if isinstance(make_model, nn.Module):
+            raise RholossError(
+                f"`make_model` is a {type(make_model).__name__} itself; give a function that makes a new "
+                "model at each call, as in `lambda: SmallModel()`."
+            )
         self.make_model, self.device = make_model, device
         self.made: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def __call__(self, member: Member) -> nn.Module:
         """A new model on the device."""
         seed_all(member.seed)
+        return self.make().to(self.device)
+
+    def make(self) -> nn.Module:
+        """A new model where `make_model` left it."""
         model = self.make_model()
         if not isinstance(model, nn.Module):
             raise RholossError(
                 f"`make_model` returned a {type(model).__name__}; it must return a torch.nn.Module."
             )
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = trained_parameters(model)
         if not trained:
             raise RholossError(
                 "The model that `make_model` returned has no parameters to train; to score points with "
@@ -75,18 +84,12 @@ class Factory:
                 "`lambda: SmallModel()`."
             )
         self.made.update((id(p), weakref.ref(p)) for p in trained)
-        return model.to(self.device)
+        return model
 
 
-def new_optimizer(make_optimizer: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the parameters that are trained."""
-    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise RholossError(
-            f"`optimizer` returned a {type(optimizer).__name__}; give a function from parameters to a "
-            "torch.optim.Optimizer, as in `lambda p: torch.optim.SGD(p, lr=0.1)`."
-        )
-    return optimizer
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those that an optimizer gets."""
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def fit_member(
@@ -98,7 +101,7 @@ def fit_member(
     train = loader_of(data, member.train, loading, shuffle)
     checked = checked_points(member.score, settings.check_rows)
     check = loader_of(points.view, points.position[checked], settings.scoring)
-    optimizer = new_optimizer(settings.make_optimizer, model)
+    optimizer = new_optimizer(settings.make_optimizer, trained_parameters(model))
     seed_all(member.seed)
     best, state, best_epoch, epoch = NOTHING, {}, 0, 0
     for epoch in range(1, settings.epochs + 1):
