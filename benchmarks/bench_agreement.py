@@ -150,12 +150,12 @@ class Compared(Cheaper):
 
     learns = True
 
-    def __init__(self, options: dict[str, tuple[Cheaper, str]]) -> None:
-        self.options = options  # each with its BatchNorm mode
+    def __init__(self, passengers: dict[str, tuple[Cheaper, str]]) -> None:
+        self.passengers = passengers  # each with its BatchNorm mode
 
     def attach(self, step: Any) -> None:
         self.views = []
-        for option, batch_norm in self.options.values():
+        for option, batch_norm in self.passengers.values():
             # A step of its own kind for each. Who only looks must not move running statistics.
             view = copy.copy(step)
             view.scorer = copy.copy(step.scorer)

@@ -24,7 +24,9 @@ def make_model(width: int) -> nn.Module:
 accelerator = Accelerator(gradient_accumulation_steps=1)
 model = make_model(512)
 model, optimizer, loader = accelerator.prepare(
-    model, torch.optim.AdamW(model.parameters()), DataLoader(train, batch_size=320, shuffle=True)
+    model,
+    torch.optim.AdamW(model.parameters()),
+    DataLoader(train, batch_size=320, shuffle=True, drop_last=True),
 )
 il = rho.fit_irreducible(lambda: make_model(128), Digits(splits["holdout"]), score=train)
 select = rho.Selector("rho", irreducible=il, keep=0.1)

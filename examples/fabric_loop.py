@@ -23,7 +23,7 @@ def make_model(width: int) -> nn.Module:
 fabric = Fabric(accelerator="auto", devices=1)
 module = make_model(512)
 model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters()))
-loader = fabric.setup_dataloaders(DataLoader(train, batch_size=320, shuffle=True))
+loader = fabric.setup_dataloaders(DataLoader(train, batch_size=320, shuffle=True, drop_last=True))
 il = rho.fit_irreducible(lambda: make_model(128), Digits(splits["holdout"]), score=train)
 select = rho.Selector("rho", irreducible=il, keep=0.1)
 

@@ -48,7 +48,7 @@ trainer = L.Trainer(
     logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
 )  # fmt: skip
 module = Classifier()
-trainer.fit(module, DataLoader(train, batch_size=320, shuffle=True))
+trainer.fit(module, DataLoader(train, batch_size=320, shuffle=True, drop_last=True))
 (result,) = trainer.test(module, DataLoader(test, batch_size=1000), verbose=False)
 print(f"test accuracy {result['accuracy']:.1%}")
 print(select.ledger)

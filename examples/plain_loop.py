@@ -21,7 +21,7 @@ def make_model(width: int) -> nn.Module:
 model = make_model(512)
 optimizer = torch.optim.AdamW(model.parameters())
 
-loader = DataLoader(train, batch_size=32, shuffle=True)
+loader = DataLoader(train, batch_size=32, shuffle=True, drop_last=True)
 for epoch in range(1):
     for x, y in loader:
         loss = F.cross_entropy(model(x), y)

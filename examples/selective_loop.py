@@ -24,7 +24,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 irreducible = rho.fit_irreducible(lambda: make_model(128), Digits(splits["holdout"]), score=train)
 select = rho.Selector("rho", irreducible=irreducible, keep=0.1)
 
-loader = DataLoader(train, batch_size=320, shuffle=True)
+loader = DataLoader(train, batch_size=320, shuffle=True, drop_last=True)
 for epoch in range(10):
     for batch in loader:
         index, x, y = select(model, batch)

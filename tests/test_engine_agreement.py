@@ -73,8 +73,8 @@ def test_one_step_old_is_what_overlapped_scoring_chooses_by(setup):
     compared = bench.Compared({"old": (bench.OneStepOld(Cheaper()), "train")})
     run = bench.trainer(setup, 20, 0, scoring=compared, batch_norm="batch")
     seen = []
-    measure = compared.options["old"][0].inner.measure
-    inner = compared.options["old"][0].inner
+    measure = compared.passengers["old"][0].inner.measure
+    inner = compared.passengers["old"][0].inner
     inner.measure = lambda step, model, *rest: (
         seen.append(next(model.parameters()).clone()),
         measure(step, model, *rest),

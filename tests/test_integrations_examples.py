@@ -48,7 +48,7 @@ def test_images(name, framework, capsys):
     pytest.importorskip(framework)
     printed = run(name, capsys)
     assert accuracy(printed) > 85
-    assert "steps 130 | trained 4000 of 40000 candidates (10%), 40000 scored" in printed
+    assert "steps 120 | trained 3840 of 38400 candidates (10%), 38400 scored" in printed
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ ROOMS = {
     "steplog": "core",
     "guard": "core",
     "noise": "core",
+    "optimizers": "",
     "progress": "core",
     "packing": "core data",
     "distributed": "core data packing",
@@ -49,7 +50,7 @@ ROOMS = {
     "modes": "core",
     "scoring": "core data losses modes quantities",
     "streams": "core data dealing distributed sources",
-    "il": "core data distributed losses modes naming scoring sources progress streams il",
+    "il": "core data distributed losses modes naming optimizers scoring sources progress streams il",
     "state": "selector",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
@@ -84,6 +85,7 @@ TESTED_BY = {
     "arguments": "selector",
     "errors": "layout",
     "modes": "scoring",
+    "optimizers": "il_fit",
     "packing": "distributed",
     "state": "selector_run",
 }

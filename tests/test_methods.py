@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 import rholoss as rho
@@ -25,6 +27,16 @@ def test_by_name_takes_a_name_or_a_method():
     assert methods.by_name("rho") is rho.METHODS["rho"]
     mine = rho.boltzmann("loss")
     assert methods.by_name(mine) is mine
+
+
+def test_what_a_method_needs_is_a_set_of_names():
+    base = rho.METHODS["rho"]
+    listed = dataclasses.replace(base, needs=["irreducible_loss", "loss"])
+    assert methods.by_name(listed).needs == base.needs
+    with pytest.raises(
+        RholossError, match=r"`needs` of the method 'rho' is 'loss'; give the names"
+    ):
+        methods.by_name(dataclasses.replace(base, needs="loss"))
 
 
 def test_an_unknown_name_is_told_with_the_known_ones():

@@ -51,7 +51,14 @@ METHODS: dict[str, Method] = {method.name: method for method in _ROWS}
 def by_name(method: str | Method) -> Method:
     """The method of that name; a `Method` is returned as it is."""
     if isinstance(method, Method):
-        return method
+        if isinstance(method.needs, frozenset):
+            return method
+        if isinstance(method.needs, str):
+            raise RholossError(
+                f"`needs` of the method {method.name!r} is {method.needs!r}; give the names of what it reads "
+                "as a set, as in {'loss', 'irreducible_loss'}."
+            )
+        return dataclasses.replace(method, needs=frozenset(method.needs))
     if method not in METHODS:
         raise RholossError(
             f"`method` is {method!r}, which is not known; choose one of {', '.join(METHODS)}, "

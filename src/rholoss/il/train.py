@@ -57,7 +57,8 @@ class Factory:
                 "model at each call, as in `lambda: SmallModel()`."
             )
         self.make_model, self.device = make_model, device
-        self.made: dict[int, weakref.ref[nn.Parameter]] = {}
+        # Modules and not parameters, which cannot be swapped (as a move may do) while they are watched.
+        self.made: list[weakref.ref[nn.Module]] = []
 
     def __call__(self, member: Member) -> nn.Module:
         """A new model on the device."""
@@ -77,13 +78,15 @@ class Factory:
                 "The model that `make_model` returned has no parameters to train; to score points with "
                 "a model that is fitted already, use `rholoss.score_irreducible`."
             )
-        if any(id(p) in self.made and self.made[id(p)]() is p for p in trained):
+        living = [module for ref in self.made if (module := ref()) is not None]
+        known = {id(p) for module in living for p in module.parameters(recurse=False)}
+        if any(id(p) in known for p in trained):
             raise RholossError(
                 "`make_model` returned weights that it had returned before, so one fold would be scored "
                 "by a model that was trained on it. Make a new model at each call, as in "
                 "`lambda: SmallModel()`."
             )
-        self.made.update((id(p), weakref.ref(p)) for p in trained)
+        self.made += [weakref.ref(module) for module in model.modules()]
         return model
 
 
