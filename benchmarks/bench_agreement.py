@@ -241,14 +241,8 @@ def compare_scores(
                 found[name].append(agreement(exact_B, score_B, setup.k, open_B))
         for name, pairs in found.items():
             spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-            rows.append(
-                {
-                    "option": name,
-                    "moment": moment,
-                    "spearman": round(spearman, 4),
-                    "shared": round(shared, 4),
-                }
-            )
+            figures = {"spearman": round(spearman, 4), "shared": round(shared, 4)}
+            rows.append({"option": name, "moment": moment, **figures})
     run.flush()
     return rows
 
@@ -271,15 +265,14 @@ def train(setup: Setup, name: str, steps: int, seed: int, log: Path) -> dict[str
             torch.cuda.synchronize()
         marks.append((time.perf_counter() - started) / num)
     run.flush()
-    classes = int(setup.test.targets.max()) + 1
     result = Evaluator(
-        run.model, setup.test, num_classes=classes, batch_size=1000, capture=False,
-        precision=setup.precision,
+        run.model, setup.test, num_classes=int(setup.test.targets.max()) + 1, batch_size=1000,
+        capture=False, precision=setup.precision,
     )()  # fmt: skip
-    warm = marks[2:] or marks  # the first chunks compile and capture
     return {
         "option": name,
-        "ms": round(1000 * statistics.median(warm), 4),
+        # Without the first chunks, which compile and capture.
+        "ms": round(1000 * statistics.median(marks[2:] or marks), 4),
         "accuracy": round(100 * result.accuracy, 3),
         "scored": run.ledger.scored,
         "forwards": run.ledger.forwards,

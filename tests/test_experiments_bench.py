@@ -255,7 +255,7 @@ def test_a_killed_process_is_gone_on_with(root, tmp_path):
     assert set(done(out)) == {cell.key() for cell in cells()}
 
 
-def test_a_run_that_fails_takes_no_other_with_it(bench, tmp_path, monkeypatch):
+def test_a_run_that_fails_takes_no_other_with_it(bench, tmp_path, monkeypatch, capsys):
     first, second, third = cells()
     start, train = bench.start, Trainer.train
 
@@ -275,6 +275,16 @@ def test_a_run_that_fails_takes_no_other_with_it(bench, tmp_path, monkeypatch):
     with pytest.raises(RholossError, match=told):
         run(bench, [("try", cell) for cell in cells()], tmp_path, progress=False)
     assert set(done(tmp_path)) == {second.key()}
+    printed = capsys.readouterr().err
+    assert "try: no such data" in printed
+    assert "Traceback" not in printed  # both say what to do
+
+
+def test_where_a_fault_arose_is_printed(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "start", lambda cell: {}["nowhere"])
+    with pytest.raises(RholossError, match="run\\(s\\) failed"):
+        run(bench, [("try", cells()[0])], tmp_path, progress=False)
+    assert "KeyError: 'nowhere'" in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_is_a_result_too(bench, tmp_path):
@@ -282,17 +292,6 @@ def test_a_run_that_diverges_is_a_result_too(bench, tmp_path):
     assert run(bench, [("try", cell)], tmp_path, progress=False) == 1
     (line,) = done(tmp_path).values()
     assert "not finite" in line["error"]
-
-
-def test_the_core_set_is_what_the_proxy_is_least_sure_of(bench):
-    cell = Cell(method="svp", il="tiny, clean holdout", **BASE)
-    train, (member,) = bench.problem(cell).train, bench.members(cell)
-    x, _ = train.batch(torch.arange(len(train)))
-    with torch.no_grad():
-        entropy = torch.special.entr(member.model(x).softmax(1)).sum(1)
-    expected = train.ids[entropy.topk(20).indices]
-    assert set(bench.core_set(cell).ids.tolist()) == set(expected.tolist())
-    assert set(Run(bench, cell).trainer.data.ids.tolist()) == set(expected.tolist())
 
 
 # Irreducible losses.

@@ -48,6 +48,18 @@ def made(root):
     return Bench(root, recipe=RECIPE)
 
 
+def test_the_core_set_is_what_the_proxy_is_least_sure_of(root):
+    bench = made(root)
+    cell = Cell(method="svp", il="tiny, clean holdout", **BASE)
+    train, (member,) = bench.problem(cell).train, bench.members(cell)
+    x, _ = train.batch(torch.arange(len(train)))
+    with torch.no_grad():
+        entropy = torch.special.entr(member.model(x).softmax(1)).sum(1)
+    expected = train.ids[entropy.topk(20).indices]
+    assert set(bench.core_set(cell).ids.tolist()) == set(expected.tolist())
+    assert set(Run(bench, cell).trainer.data.ids.tolist()) == set(expected.tolist())
+
+
 # Irreducible losses.
 
 

@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,6 +48,10 @@ from rholoss.progress import Bar
 
 LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
 AGAIN = 0.5  # seconds, if all runs that are left wait for another process
+TOLD = (
+    RholossError,
+    FileNotFoundError,
+)  # errors that say what to do: where they arose is of no use
 RECOMPILES = 64  # kinds of model, batch size and method that one process may compile
 
 
@@ -289,7 +294,10 @@ class _Failures:
         except Exception as error:
             text = str(error) or type(error).__name__
             if text not in self.errors.values():
-                traceback.print_exc()
+                if isinstance(error, TOLD):
+                    tell(f"{study}: {text}", sys.stderr)
+                else:
+                    traceback.print_exc()
             self.errors[study, cell] = text
 
     def has(self, study: str, cell: Cell) -> bool:
