@@ -26,9 +26,12 @@ hypothesis.settings.load_profile("rholoss")
 
 
 def pytest_configure(config):
-    # A shell starts what runs in the background with Ctrl-C ignored, and processes pass that on.
+    # A shell starts what runs in the background with Ctrl-C ignored, `nohup` with the end of the terminal;
+    # processes pass that on, and signals that are ignored end nobody.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Python 3.12 says so of every loader with workers; torch forks them all the same. And torch asks for
     # no more workers than cores: a machine with one of them runs the tests as well.
     for told in (".*multi-threaded, use of fork:DeprecationWarning", "This DataLoader will create"):
