@@ -48,6 +48,7 @@ from rholoss.engine import (
     fit_resident,
     one_cycle,
 )
+from rholoss.engine.ahead import Ahead
 from rholoss.engine.cheaper import Measured
 from rholoss.engine.folded import RECENT
 from rholoss.engine.replica import Replica
@@ -90,12 +91,16 @@ OPTIONS = {
     "eval BatchNorm": Option(trainer={"batch_norm": "eval"}),
     "folded": Option(lambda setup: Folded(), {"batch_norm": "eval"}),
     "overlapped": Option(trainer={"overlap": True}),
+    "overlapped, ahead": Option(trainer={"overlap": "ahead"}),
     "folded and overlapped": Option(
         lambda setup: Folded(), {"batch_norm": "eval", "overlap": True}
     ),
     "folded, recent statistics": Option(lambda setup: Folded(RECENT), {"batch_norm": "eval"}),
     "folded, recent statistics, overlapped": Option(
         lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": True}
+    ),
+    "folded, recent statistics, overlapped, ahead": Option(
+        lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": "ahead"}
     ),
     "folded, statistics of 32": Option(lambda setup: Folded(rows=32)),
     "half resolution": Option(lambda setup: LowerResolution(2)),
@@ -122,18 +127,23 @@ OPTIONS = {
 
 
 class OneStepOld(Cheaper):
-    """What overlapped scoring sees: the weights before the last update."""
+    """What overlapped scoring sees: the weights before the last update, or where those were to lead."""
 
-    def __init__(self, inner: Cheaper) -> None:
-        self.inner, self.only_forwarded = inner, inner.only_forwarded
+    def __init__(self, inner: Cheaper, overlap: bool | str = True) -> None:
+        self.inner, self.overlap, self.only_forwarded = inner, overlap, inner.only_forwarded
 
     def attach(self, step: Any) -> None:
+        self.ahead = Ahead(step.model) if self.overlap == "ahead" else None
+        if self.ahead is not None:
+            step.copied = self.ahead.model
         self.inner.attach(step)
         low = step.scorer.dtype or torch.float32
-        self.old = self.inner.replica(step) or Replica(step.model, low)
+        self.old = self.inner.replica(step) or Replica(step.copied, low)
         self._refresh()
 
     def _refresh(self) -> None:
+        if self.ahead is not None:
+            self.ahead.look()
         self.old.refresh_statistics()
         self.old.refresh_weights()
 
@@ -225,7 +235,8 @@ def compare_scores(
     for name in names:
         option = OPTIONS[name]
         inner = option.scoring(setup) or Cheaper()
-        scoring = OneStepOld(inner) if option.trainer.get("overlap") else inner
+        overlap = option.trainer.get("overlap")
+        scoring = OneStepOld(inner, overlap) if overlap else inner
         passengers[name] = (scoring, option.trainer.get("batch_norm", "train"))
     compared = Compared(passengers)
     run, rows = trainer(setup, steps, seed, scoring=compared), []

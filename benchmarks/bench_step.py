@@ -162,11 +162,13 @@ def table() -> dict[str, tuple]:
     kinds: dict[str, dict] = {
         "": {},
         ", overlapped": {"overlap": True},
+        ", overlapped, ahead": {"overlap": "ahead"},
         ", eval BatchNorm": {"batch_norm": "eval"},
         ", folded": folded,
         ", folded and overlapped": {**folded, "overlap": True},
         ", folded, recent statistics": recent,
         ", folded, recent statistics, overlapped": {**recent, "overlap": True},
+        ", folded, recent statistics, overlapped, ahead": {**recent, "overlap": "ahead"},
         ", folded, statistics of 32": {"scoring": functools.partial(Folded, rows=32)},
     }
     shares: dict[str, float] = {}

@@ -67,6 +67,8 @@ OPTIONS = {
     "eval": lambda: {"batch_norm": "eval"},
     "overlapped": lambda: {"overlap": True, "precision": "bf16"},
     "overlapped, sampled": lambda: {"overlap": True, "method": "grad_norm_is"},
+    "ahead": lambda: {"overlap": "ahead", "precision": "bf16"},
+    "ahead, folded": lambda: folded(overlap="ahead"),
     "live": live,
     "live, train": lambda: live(batch_norm="train"),
     "folded": folded,
@@ -145,6 +147,7 @@ def test_streamed_rows_reach_a_graph(kind):
 RESUMED = (
     "grad_norm_is",
     "overlapped",
+    "ahead",
     "live",
     "folded",
     "proxy",

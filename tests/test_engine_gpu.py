@@ -93,6 +93,7 @@ def test_bfloat16_ranks_the_candidates_as_float32_does(toy):
     [
         ("uniform", {}), ("grad_norm_is", {}), ("bald", {}), ("negative_il", {}),
         ("rho", {"overlap": True}), ("rho", {"overlap": True, "precision": "bf16"}),
+        ("rho", {"overlap": "ahead", "precision": "bf16"}),
         ("rho", {"batch_norm": "batch"}), ("rho", {"schedule": rho.annealed(300, switch=0.1, drop=0.1)}),
     ],
 )  # fmt: skip

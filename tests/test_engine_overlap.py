@@ -1,5 +1,6 @@
 """Scoring beside training: nothing hangs on which of the two comes first."""
 
+import copy
 import math
 
 import pytest
@@ -38,6 +39,8 @@ KINDS = {
     "reuse": lambda: {"scoring": Reuse(0.5)},
     "shortlist": lambda: {"scoring": Shortlist(0.5)},
     "half resolution": lambda: {"scoring": LowerResolution(2)},
+    "ahead": lambda: {"overlap": "ahead"},
+    "ahead, folded": lambda: {"overlap": "ahead", "batch_norm": "eval", "scoring": Folded(0.8)},
     "streamed": lambda: {"kind": Streamed},
     "remembered": lambda: {"plan": Remembered(math.log(4)), "schedule": rho.window(0, 60)},
 }
@@ -48,7 +51,7 @@ def late(self):
     index, x, y, score, mean, *weight = self.waiting
     self.replica.refresh_statistics()
     optimizer, update = self.step.optimizer, self.step.optimizer.step
-    optimizer.step = lambda: (self.replica.refresh_weights(), update())
+    optimizer.step = lambda: (self.refresh_weights(), update())
     try:
         self.step.learn(Examples(index, x, y), weight[0] if weight else None, score, mean)
     finally:
@@ -59,7 +62,7 @@ def late(self):
     self.deliver(self.waiting, choice)
 
 
-def trained(kind=Resident, **options):
+def trained(kind=Resident, overlap=True, **options):
     torch.manual_seed(1)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
@@ -67,7 +70,7 @@ def trained(kind=Resident, **options):
     )  # fmt: skip
     made = Trainer(
         model, kind(IMAGES, LABELS, **PIXELS), total_steps=STEPS, candidates=48, keep=0.25,
-        irreducible=torch.linspace(0, 1, N), overlap=True, **options,
+        irreducible=torch.linspace(0, 1, N), overlap=overlap, **options,
     )  # fmt: skip
     made.seen = []
     made.on_flush.append(lambda step, index, losses: made.seen.append(index))
@@ -88,6 +91,37 @@ def test_it_does_not_matter_when_the_side_stream_runs(monkeypatch, kind):
         assert torch.equal(getattr(one.counters, name), getattr(other.counters, name)), name
     states = [run.model.state_dict().values() for run in (one, other)]
     assert all(map(torch.equal, *states))
+
+
+@pytest.mark.parametrize("options", [{}, KINDS["folded"](), {"batch_norm": "batch"}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.AdamW, lambda weights: torch.optim.SGD(weights, momentum=0.9)],
+)
+def test_looking_ahead_scores_nearer_to_the_weights_after_the_step(monkeypatch, options, optimizer):
+    """Than the weights before it; and moves nothing of the model's own."""
+    errors = {}
+    call = OverlappedStep.__call__
+    for overlap in (True, "ahead"):
+        found = errors.setdefault(overlap, [])
+
+        def compare(self, found=found):
+            call(self)  # what waits now was scored beside the update that is done now
+            index, x, y, score, *_ = self.waiting
+            view = copy.deepcopy(self.step.model).eval()
+            for module in view.modules():
+                if isinstance(module, nn.BatchNorm2d) and self.step.scorer.batch_norm != "eval":
+                    module.train()
+            order = torch.linspace(0, 1, N)[index]
+            with torch.no_grad():
+                loss = nn.functional.cross_entropy(view(x), y, reduction="none")
+            found.append(float((score + order - loss).square().mean()))
+
+        monkeypatch.setattr(OverlappedStep, "__call__", compare)
+        trained(overlap=overlap, optimizer=optimizer, learning_rate=3e-3, **options)
+    later = slice(20, None)  # momentum has gathered
+    stale, ahead = (sum(errors[overlap][later]) for overlap in (True, "ahead"))
+    assert ahead < 0.8 * stale
 
 
 class Named(nn.Module):

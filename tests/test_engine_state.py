@@ -87,6 +87,7 @@ def test_the_seed_is_that_of_the_run():
             r"has scoring .Cheaper\(\)., but this trainer has .Gate\(share=0.5, ",
         ),
         ({"overlap": True}, "has overlap False, but this trainer has True"),
+        ({"overlap": "ahead"}, "has overlap False, but this trainer has 'ahead'"),
         ({"batch_norm": "eval"}, "has batch_norm 'train', but this trainer has 'eval'"),
         (
             {"schedule": rho.window(2, 9)},

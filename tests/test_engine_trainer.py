@@ -1,5 +1,6 @@
 """The engine on the CPU: the same choices and losses as the specification."""
 
+import copy
 import json
 
 import pytest
@@ -115,16 +116,18 @@ def test_annealed_drops_the_highest_irreducible_losses_after_the_switch(toy):
     assert (fast.ledger.steps, fast.ledger.scored, fast.ledger.trained) == (40, 10 * B, 40 * K)
 
 
-def test_overlapped_choices_are_one_step_stale(toy):
-    """The first two steps choose with the first weights; scores agree with those of the weights before."""
+@pytest.mark.parametrize("overlap", [True, "ahead"])
+def test_overlapped_choices_are_one_step_stale(toy, overlap):
+    """Scores agree with those of the weights before, or of these moved on as they last moved."""
     x, y, il = toy
-    fast = trainer(toy, overlap=True, batch_norm="eval")
+    fast = trainer(toy, overlap=overlap, batch_norm="eval")
     fast.train(STEPS)
     fast.flush()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
     batches = list(zip(range(STEPS), candidates(), strict=False))
     shared, scored = [], torch.zeros(B)
+    before = [weight.detach().clone() for weight in model.parameters()]
     for step, index in batches:
         if step:  # weights before the last update scored these candidates
             scores = scored - il[index]
@@ -132,9 +135,15 @@ def test_overlapped_choices_are_one_step_stale(toy):
             shared.append(len(set(best.tolist()) & set(fast.seen[step].tolist())))
         if step + 1 < STEPS:
             following = batches[step + 1][1]
+            scorer = copy.deepcopy(model).eval()
             with torch.no_grad():
+                for old, now, moved in zip(
+                    before, model.parameters(), scorer.parameters(), strict=True
+                ):
+                    moved += (now - old) if overlap == "ahead" else 0.0
+                    old.copy_(now)
                 scored = nn.functional.cross_entropy(
-                    model.eval()(x[following]), y[following], reduction="none"
+                    scorer(x[following]), y[following], reduction="none"
                 )
         chosen = fast.seen[step]
         loss = nn.functional.cross_entropy(model.train()(x[chosen]), y[chosen])
@@ -172,7 +181,9 @@ def test_overlapped_scoring_moves_the_running_statistics_as_the_mode_says(toy):
     assert not torch.allclose(moved["train"], moved["batch"], atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"schedule": rho.window(3, 8)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": True}, {"overlap": "ahead"}, {"schedule": rho.window(3, 8)}]
+)
 def test_a_resumed_run_makes_the_same_choices(toy, options, tmp_path):
     whole = trainer(toy, **options, log=tmp_path / "whole.jsonl")
     whole.train(STEPS)
@@ -227,6 +238,8 @@ def test_bad_arguments(toy):
         trainer(toy, loss=lambda model, batch: batch)
     with pytest.raises(RholossError, match="`total_steps` must be at least 1, but is 0"):
         trainer(toy, total_steps=0)
+    with pytest.raises(RholossError, match="`overlap` is 'before'; give True, False, or 'ahead'"):
+        trainer(toy, overlap="before")
     with pytest.raises(RholossError, match="`steps`=-1 would go beyond"):
         trainer(toy).train(-1)
     with pytest.raises(RholossError, match=r"`data` is a TensorDataset; make a `Resident"):

@@ -141,7 +141,7 @@ class LowerResolution(Cheaper):
 
     def replica(self, step: DeviceStep) -> Replica:
         """A copy that leaves the running statistics alone: what it holds are those before the step."""
-        return Replica(step.model, step.dtype or torch.float32, moves=False)
+        return Replica(step.copied, step.dtype or torch.float32, moves=False)
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
         """Of a small image."""

@@ -16,6 +16,17 @@ from rholoss.ladder import Ladder
 from rholoss.schedules import Schedule
 
 
+AHEAD = "ahead"  # as `overlap`
+
+
+def check_overlap(overlap: Any) -> None:
+    """Raise where it is none of the ways to overlap."""
+    if not isinstance(overlap, bool) and overlap != AHEAD:
+        raise RholossError(
+            f"`overlap` is {overlap!r}; give True, False, or {AHEAD!r} for weights that are looked ahead to."
+        )
+
+
 def check_run(data: Any, total_steps: int) -> None:
     """Raise where there is nothing to train on, or for."""
     check_data(data)

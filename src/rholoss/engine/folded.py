@@ -252,11 +252,11 @@ class Folded(Cheaper):
             )
         low = step.scorer.dtype or torch.float32
         if self.rows is not None:
-            self.reader = Replica(step.model, low)
+            self.reader = Replica(step.copied, low)
             for module in submodules(self.reader.model):
                 if isinstance(module, _BatchNorm):
                     module.momentum = 1.0  # also where the model's own keeps a mean of all batches
-        model = step.model if self.reader is None else self.reader.model
+        model = step.copied if self.reader is None else self.reader.model
         self.copy = FoldedCopy(model, low, self.momentum)
         self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
         for fused, _, _ in self.copy.pairs:

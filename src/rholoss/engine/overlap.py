@@ -2,7 +2,7 @@
 
 A copy of the model, refreshed before each step and in low precision if asked for, scores on a side
 stream of lower priority, so that it fills what the training step leaves idle. The choice is one step
-stale.
+stale: by the weights before the update that is under way, or by those that are expected after it (`Ahead`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OverlappedStep:
 
     def __init__(self, step: DeviceStep, dtype: torch.dtype) -> None:
         self.step = step
-        self.replica = step.scoring.replica(step) or Replica(step.model, dtype)
+        self.replica = step.scoring.replica(step) or Replica(step.copied, dtype)
         priority = step.tuning.side_priority
         self.side = (
             torch.cuda.Stream(step.data.device, priority=priority) if _is_cuda(step) else None
@@ -46,6 +46,8 @@ class OverlappedStep:
 
     def prime(self) -> None:
         """Choose the first batch."""
+        if self.step.ahead is not None:
+            self.step.ahead.stand()
         self.replica.refresh_statistics()
         self.replica.refresh_weights()
         self.waiting = [tensor.clone() for tensor in next_step(*self._choose_next())]
@@ -57,7 +59,7 @@ class OverlappedStep:
         self.replica.refresh_statistics()  # which the training pass moves
         refreshed = torch.cuda.Event() if self.side is not None else None
         with beside(self.side):
-            self.replica.refresh_weights()  # which the optimizer moves, so it waits for this
+            self.refresh_weights()  # which the optimizer moves, so it waits for this
             if refreshed is not None:
                 refreshed.record()
             choice = self._choose_next()
@@ -67,6 +69,12 @@ class OverlappedStep:
         if self.step.scorer.batch_norm == "train":
             self.replica.move_statistics()
         self.deliver(self.waiting, choice)
+
+    def refresh_weights(self) -> None:
+        """Take over the model's weights, or where they are on their way to."""
+        if self.step.ahead is not None:
+            self.step.ahead.look()
+        self.replica.refresh_weights()
 
     def _choose_next(self) -> Choice:
         generator = self.step.generator()

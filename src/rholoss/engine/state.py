@@ -49,6 +49,7 @@ def saved(trainer: Trainer) -> dict[str, Any]:
         "generator": trainer.device_generator.get_state(),
         "random": _random_states(trainer.data.device),
         "waiting": overlapped.waiting if overlapped else [],
+        "before": body.ahead.before if body.ahead else [],
         "irreducible": None if source is None else source.state_dict(),
         "ledger": trainer.ledger.state_dict(),
         "scoring": body.scoring.state_dict(),
@@ -86,6 +87,8 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     _set_random(trainer, state)
     if trainer.overlapped is not None:
         trainer.overlapped.waiting = [t.to(device) for t in state["waiting"]]
+    if body.ahead is not None:
+        torch._foreach_copy_(body.ahead.before, [t.to(device) for t in state["before"]])
     if trainer.source is not None and state["irreducible"] is not None:
         trainer.source.load_state_dict(state["irreducible"])
         trainer.stand()
@@ -112,7 +115,7 @@ def _made(trainer: Trainer) -> dict[str, Any]:
         "highest id": int(trainer.data.ids.max()),  # of the tables by id
         "rule of the plan": named(trainer.rows.plan),
         "scoring": f"{type(scoring).__name__}({told})",
-        "overlap": trainer.overlapped is not None,
+        "overlap": "ahead" if trainer.body.ahead else trainer.overlapped is not None,
         "batch_norm": trainer.body.scorer.batch_norm,
         "draws": trainer.body.draws,
         "catch_up": trainer.catch_up,

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 
 from rholoss import core, picks
 from rholoss.core import Method, Selection, Stats
+from rholoss.engine.ahead import Ahead
 from rholoss.engine.cheaper import Cheaper
 from rholoss.engine.fused import as_products
 from rholoss.engine.order import Order
@@ -226,11 +227,14 @@ class DeviceStep:
         memory: Memory | None = None,
         scoring: Cheaper | None = None,
         tuning: Tuning | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         assert isinstance(scorer.loss, Task)
         self.model, self.optimizer, self.data, self.method = model, optimizer, data, method
         self.scorer, self.task, self.k, self.generator = scorer, scorer.loss, k, generator
         self.irreducible, self.live, self.memory = irreducible, live, memory
+        self.ahead = ahead
+        self.copied = model if ahead is None else ahead.model  # by copies that score
         # by id: how much a row counts when rows are trained on as they come
         self.row_weight = (
             None if memory is None else torch.ones(len(memory.seen), device=data.device)
@@ -265,6 +269,8 @@ class DeviceStep:
         self._pick = self.wrap(method.pick) if sorts else method.pick
         own = self.tuning.books_beside and data.device.type == "cuda"
         self._books = torch.cuda.Stream(data.device, priority=-1) if own else None
+        if ahead is not None:
+            ahead.go_on = self.wrap(ahead.go_on)
         # Around what a step does to choose. The host's clock; a captured step has none.
         self.timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.scoring.attach(self)

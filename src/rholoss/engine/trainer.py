@@ -18,11 +18,14 @@ from rholoss import core, methods
 from rholoss.arguments import tell_other_loss
 from rholoss.core import Method
 from rholoss.engine import state
+from rholoss.engine.ahead import Ahead
 from rholoss.engine.capture import Captured, says_what_to_reduce, tuned_convolutions
 from rholoss.engine.cheaper import Cheaper, ready
 from rholoss.engine.checks import (
+    AHEAD,
     check_compared,
     check_ids,
+    check_overlap,
     check_precision,
     check_run,
     check_schedule,
@@ -69,8 +72,9 @@ class Trainer:
         candidates, keep: n_B, and the share of it that is selected.
         optimizer: a function from parameters to an optimizer, whose rate is then `learning_rate`; on a
             GPU one whose step can be captured, or steps run eagerly (SGD: with fused=True).
-        overlap: score the next candidates while this batch trains, with a copy of the weights that is
-            one step old and in the given precision.
+        overlap: score the next candidates while this batch trains, with a copy of the weights in the given
+            precision: True, as they are before that step; 'ahead', as they will be after it if it leads on
+            as the last one did, which chooses better where the optimizer has momentum.
         catch_up: stop scoring for good, before the schedule does, as soon as the candidates' mean loss over
             100 steps is no higher than their mean irreducible loss: the target is as good as that model.
         plan: decides at the start of each pass over the rows that scores nothing which of them are
@@ -103,7 +107,7 @@ class Trainer:
         draws: int = 10,
         precision: str | None = None,
         compile: bool = False,
-        overlap: bool = False,
+        overlap: bool | str = False,
         schedule: Schedule | None = None,
         catch_up: bool = False,
         plan: Plan | None = None,
@@ -114,7 +118,8 @@ class Trainer:
     ) -> None:
         check_run(data, total_steps)
         self.method, self.data, device = methods.by_name(method), data, data.device
-        check_scoring(scoring, overlap, others=[schedule, plan])
+        check_overlap(overlap)
+        check_scoring(scoring, bool(overlap), others=[schedule, plan])
         recorded: Tensor | None = None
         if isinstance(scoring, Recorded):
             recorded = scoring.rows(data.ids, total_steps)
@@ -167,7 +172,7 @@ class Trainer:
             self.k,
             generator=lambda: own._generator(),
             irreducible=table,
-            live=self._live(overlap),
+            live=self._live(bool(overlap)),
             compile=compile,
             lr=lr,
             lr_T=lr_T,
@@ -175,6 +180,7 @@ class Trainer:
             memory=memory,
             scoring=scoring if isinstance(scoring, Cheaper) else None,
             tuning=tuning,
+            ahead=Ahead(self.model) if overlap == AHEAD else None,
         )
         low = scorer.dtype or torch.float32
         self.overlapped = OverlappedStep(self.body, low) if overlap else None
@@ -186,7 +192,7 @@ class Trainer:
         self.log = StepLog(log)
         reads = self.body.irreducible is not None  # who does not read them does not pay for them
         self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)) if reads else 0.0)
-        self._cost = ScoringCost(self.body, self.ledger, overlap=overlap)
+        self._cost = ScoringCost(self.body, self.ledger, overlap=bool(overlap))
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
         self.losses: list[Tensor] = []  # of the steps from where it began, as they were read

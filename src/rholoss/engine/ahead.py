@@ -1,0 +1,40 @@
+"""The weights that an update under way will leave behind, as far as one can tell before it is done."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def go_on(now: list[Tensor], before: list[Tensor], ahead: list[Tensor]) -> None:
+    """Each weight moved once more as it last moved, into `ahead`; and `before` is now."""
+    torch._foreach_copy_(ahead, torch._foreach_sub(torch._foreach_mul(now, 2.0), before))
+    torch._foreach_copy_(before, now)
+
+
+class Ahead:
+    """A copy of a model, one update further on than the model: the last update is taken to repeat itself.
+
+    With momentum most of it does: of AdamW's next step nine tenths are in its first moments already. The
+    buffers are the model's own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})
+        self._now = [weight.detach() for weight in model.parameters()]
+        self._ahead = [weight.detach() for weight in self.model.parameters()]
+        self.before = [weight.clone() for weight in self._now]
+        self.go_on: Callable[..., Any] = go_on
+
+    def stand(self) -> None:
+        """No update is under way: be where the model is."""
+        for places in (self._ahead, self.before):
+            torch._foreach_copy_(places, self._now)
+
+    def look(self) -> None:
+        """Be where the update under way is expected to lead."""
+        self.go_on(self._now, self.before, self._ahead)
