@@ -176,6 +176,8 @@ def table() -> dict[str, tuple]:
         name = f", shortlist of {percent} %, folded, recent statistics"
         shares[name] = percent / 100
         kinds[name] = {"batch_norm": "eval", "scoring": functools.partial(_shortlist, shares[name])}
+        beside = f"{name}, overlapped, ahead"
+        kinds[beside], shares[beside] = {**kinds[name], "overlap": "ahead"}, shares[name]
     rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (32, 128), (128, 512), (128, 1280)):
         rows[f"uniform {k}"] = (functools.partial(engine, "uniform", candidates, k), 0, k)

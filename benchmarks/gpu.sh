@@ -4,46 +4,60 @@
 #     make bench-gpu DATA=DIR    # DIR: where CIFAR-10 lies, as for `python -m experiments`
 #
 # Rows are appended as they are measured; those of agreement.jsonl that are there are not measured again.
-# A row that cannot be measured takes no other with it. `PARTS="step pages"` leaves the rest for another time.
+# A row that cannot be measured takes no other with it. `PARTS="step pages"` leaves the rest for another time:
+# step (4 minutes), scores (1), train (4), others (2), larger (3), pages.
 set -u
 cd "$(dirname "$0")/.."
 data=${1:?"give the directory with CIFAR-10"}
-python=${PYTHON:-python} parts=${PARTS:-step agreement pages}
+python=${PYTHON:-python} parts=${PARTS:-step scores train others larger pages}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
+recent="folded, recent statistics" short="shortlist of 75 %, folded, recent statistics"
 
-step() { # WAYS: how the rows are laid out
-    local rows=() name
-    for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, folded, recent statistics" \
-        "rho 32 of 320, shortlist of 60 %, folded, recent statistics" \
-        "rho 32 of 320, shortlist of 75 %, folded, recent statistics" \
-        "uniform 128" "rho 128 of 512" "rho 128 of 512, folded, recent statistics" \
-        "rho 128 of 512, shortlist of 75 %, folded, recent statistics"; do
-        rows+=("$name; $1")
+step() { "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows "$@"; }
+
+laid_out() { # WAYS: how the rows are laid out; "" is the usual way
+    local rows=() name ways=${1:+; $1}
+    for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $recent, overlapped" \
+        "rho 32 of 320, $recent, overlapped, ahead" "rho 32 of 320, overlapped, ahead" \
+        "rho 32 of 320, $short, overlapped, ahead" "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" \
+        "rho 128 of 512, $recent, overlapped, ahead" "rho 128 of 512, $short, overlapped, ahead"; do
+        rows+=("$name$ways")
     done
-    rows+=("rho 32 of 320; $1, sort compiled" "rho 32 of 320, eager float32")
-    "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows "${rows[@]}"
+    step "${rows[@]}" "${@:2}"
 }
 
-agreement() { "$python" -m benchmarks.bench_agreement "$@"; }
+agreement() { "$python" -m benchmarks.bench_agreement "$@" --data "$data"; }
 
 has() { [[ " $parts " == *" $1 "* ]]; }
 
 if has step; then
-    step "products, combined"
-    step "products, combined, all algorithms" # what a process has tried it does not try again: one of its own
+    laid_out ""
+    laid_out "products, combined" "rho 32 of 320; products, combined, sort compiled" "rho 32 of 320, eager float32"
+    # What a process has tried it does not try again: one of its own.
+    step "uniform 32; products, combined, all algorithms" \
+        "rho 32 of 320; products, combined, all algorithms, sort compiled" \
+        "rho 32 of 320, $recent; products, combined, all algorithms" \
+        "rho 32 of 320, $recent, overlapped, ahead; products, combined, all algorithms" \
+        "rho 32 of 320, $short, overlapped, ahead; products, combined, all algorithms" \
+        "rho 32 of 320, eager float32"
 fi
-if has agreement; then
-    agreement scores --data "$data"
-    agreement train --data "$data" --compile --steps 3000 --seeds 0 1 2 --options exact uniform \
-        "folded, recent statistics" "gate, three quarters forwarded" "gate 75 %, folded, recent statistics" \
-        "shortlist of 60 %, folded, recent statistics" "shortlist of 75 %, folded, recent statistics"
-    agreement train --data "$data" --compile --steps 3000 --options exact replay "reuse, half forwarded" \
+if has scores; then
+    agreement scores
+fi
+if has train; then
+    agreement train --compile --steps 3000 --seeds 0 1 2 --options exact uniform "$recent" \
+        "$recent, overlapped, ahead" "overlapped, ahead" \
+        "$short" "$short, overlapped, ahead" "gate, three quarters forwarded" "gate 75 %, $recent"
+fi
+if has others; then
+    agreement train --compile --steps 3000 --options exact replay "reuse, half forwarded" \
         "half resolution" proxy "gate, half forwarded"
-    agreement train --data "$data" --compile --steps 1500 --k 128 --candidates 512 --seeds 0 1 2 \
-        --options exact uniform "folded, recent statistics" "folded, recent statistics, overlapped" \
-        "shortlist of 75 %, folded, recent statistics"
-    agreement scores --data "$data" --k 128 --candidates 512 --options "folded, recent statistics" \
-        "folded, recent statistics, overlapped" "shortlist of 75 %, folded, recent statistics"
+fi
+if has larger; then
+    agreement scores --k 128 --candidates 512 --options "$recent" "$recent, overlapped" \
+        "$recent, overlapped, ahead" "$short" "$short, overlapped, ahead"
+    agreement train --compile --steps 1500 --k 128 --candidates 512 --seeds 0 1 2 --options exact uniform \
+        "$recent" "$recent, overlapped" "$recent, overlapped, ahead" "$short" "$short, overlapped, ahead"
 fi
 if has pages; then
     "$python" benchmarks/pages.py

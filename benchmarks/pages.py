@@ -19,23 +19,24 @@ from experiments import records
 
 RESULTS = Path(__file__).parent / "results"
 # Milliseconds, or times the uniform step of the same size.
+_RECENT = "folded, recent statistics"
 TARGETS = {
     "uniform 32": (1.40, "ms"),
     "rho 32 of 320": (2.6, "ms"),
     "rho 32 of 320, folded": (2.6, "ms"),
-    "rho 32 of 320, overlapped": (1.5, "x"),
-    "rho 32 of 320, folded and overlapped": (1.5, "x"),
-    "rho 32 of 320, folded, recent statistics": (1.5, "x"),
-    "rho 32 of 320, folded, recent statistics, overlapped": (1.5, "x"),
     **{
-        f"rho {sizes}, shortlist of {percent} %, folded, recent statistics": (most, "x")
+        f"rho {sizes}, {option}": (most, "x")
         for sizes, most in (("32 of 320", 1.5), ("128 of 512", 1.4))
-        for percent in (75, 60, 50)
+        for option in (
+            *("overlapped", "overlapped, ahead", "folded and overlapped"),
+            *(f"{_RECENT}{how}" for how in ("", ", overlapped", ", overlapped, ahead")),
+            *(
+                f"shortlist of {percent} %, {_RECENT}{how}"
+                for percent in (75, 60, 50)
+                for how in ("", ", overlapped, ahead")
+            ),
+        )
     },
-    "rho 128 of 512, overlapped": (1.4, "x"),
-    "rho 128 of 512, folded and overlapped": (1.4, "x"),
-    "rho 128 of 512, folded, recent statistics": (1.4, "x"),
-    "rho 128 of 512, folded, recent statistics, overlapped": (1.4, "x"),
 }
 
 

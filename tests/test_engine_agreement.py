@@ -1,5 +1,6 @@
 """The bench of cheaper scoring measures what it says, on a problem that takes seconds."""
 
+import itertools
 import json
 import math
 
@@ -68,13 +69,13 @@ def test_who_scores_along_sees_the_same_and_changes_nothing(setup, monkeypatch):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_one_step_old_is_what_overlapped_scoring_chooses_by(setup):
+@pytest.mark.parametrize("overlap", [True, "ahead"])
+def test_one_step_old_is_what_overlapped_scoring_chooses_by(setup, overlap):
     """A run that is overlapped is one step stale; so is the passenger of an exact run, at its weights."""
-    compared = bench.Compared({"old": (bench.OneStepOld(Cheaper()), "train")})
+    inner = Cheaper()
+    compared = bench.Compared({"old": (bench.OneStepOld(inner, overlap), "train")})
     run = bench.trainer(setup, 20, 0, scoring=compared, batch_norm="batch")
-    seen = []
-    measure = compared.passengers["old"][0].inner.measure
-    inner = compared.passengers["old"][0].inner
+    seen, measure = [], inner.measure
     inner.measure = lambda step, model, *rest: (
         seen.append(next(model.parameters()).clone()),
         measure(step, model, *rest),
@@ -83,9 +84,11 @@ def test_one_step_old_is_what_overlapped_scoring_chooses_by(setup):
     for _ in range(5):
         weights.append(next(run.model.parameters()).detach().clone())
         run.train(1)
-    assert torch.equal(seen[0], weights[0])
-    assert all(map(torch.equal, seen[1:], weights[:4]))
-    assert not torch.equal(weights[0], weights[1])
+    ahead = float(overlap == "ahead")
+    moved = [now + ahead * (now - before) for before, now in itertools.pairwise(weights)]
+    expected = [weights[0], weights[0], *moved[:3]]
+    assert all(map(torch.allclose, seen, expected))
+    assert not torch.allclose(weights[0], weights[1])
 
 
 def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):

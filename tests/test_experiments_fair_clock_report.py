@@ -238,6 +238,7 @@ def test_the_page_says_what_its_arms_do():
         "only the 60 % that promise most are scored"
         in told["annealed, measured, early IL, shortlist"]
     )
+    assert told["rho k=5, ahead"].split(";")[0].endswith("by weights that are looked ahead to")
     assert told["random half"] == "a fresh random 50 % of the rows each pass"
     assert told["remembered, skip alone"] == "50 % of what is learnt is skipped"
     assert told["remembered, measured"] == (

@@ -30,7 +30,8 @@ class Arm:
     # While scoring. 'eval' is folded into the convolutions, 'recent', too, with statistics that keep
     # step with the weights; 'train' takes those of the candidates, 'rows', folded, those of some of them.
     batch_norm: str = "eval"
-    overlap: bool = True  # scored beside training, which is cheaper, and one step stale
+    # Scored beside training, which is cheaper: one step stale, or 'ahead' by the weights expected then.
+    overlap: bool | str = True
     shortlist: float = 1.0  # share of the candidates that are scored: those that promise most
 
     @property
@@ -98,6 +99,7 @@ def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
 
 _FRESH: dict[str, Any] = {"batch_norm": "train", "overlap": False}  # exact scoring
 _FOLDED: dict[str, Any] = {"batch_norm": "recent", "overlap": False}
+_AHEAD: dict[str, Any] = {"batch_norm": "recent", "overlap": "ahead"}
 
 ARMS = {
     arm.name: arm
@@ -131,6 +133,7 @@ ARMS = {
         # Scored with the newest weights: a stale choice corrects what has been corrected already.
         Arm("rho k=5, fresh", "rho", k=5, **_FRESH),
         *(Arm(f"rho k={k}, folded", "rho", k=k, **_FOLDED) for k in (5, 10)),
+        *(Arm(f"rho k={k}, ahead", "rho", k=k, **_AHEAD) for k in (5, 10)),
         _annealed("annealed, fresh, careful", **_FRESH, plan=_careful),
         _annealed("annealed k=2, fresh, careful", k=2, **_FRESH, plan=_careful),
         _annealed("annealed, fresh rows, careful", batch_norm="rows", overlap=False, plan=_careful),
@@ -145,6 +148,7 @@ ARMS = {
             shortlist=0.6,
         ),
         _annealed("annealed, probation", **_FOLDED, plan=_probation),
+        _annealed("annealed, probation, ahead", **_AHEAD, plan=_probation),
         # And switches fixed by hand, for the automatic one to be judged by.
         *(
             _annealed(f"annealed {part} %, measured", part / 100, **_FOLDED, plan=_measured)
@@ -241,7 +245,7 @@ class Kind:
     k: int = 1
     planned: str = ""  # name of the first arm that has the plan
     batch_norm: str = "eval"
-    overlap: bool = True
+    overlap: bool | str = True
     shortlist: float = 1.0
 
     @property
@@ -249,9 +253,9 @@ class Kind:
         name = "scoring" if self.method != "uniform" else "planned" if self.planned else "uniform"
         by = f" by {self.planned}" if self.planned else ""
         norm = f", {self.batch_norm} BN" if self.batch_norm != "eval" else ""
-        fresh = "" if self.overlap else ", fresh"
+        stale = "" if self.overlap is True else f", {self.overlap or 'fresh'}"
         short = f", shortlist of {self.shortlist:.0%}" if self.shortlist < 1 else ""
-        return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}{fresh}{short}"
+        return f"{name} {self.n_b} of {self.n_b * self.k}{by}{norm}{stale}{short}"
 
 
 def kinds(cell: Cell) -> tuple[Kind, Kind]:

@@ -240,6 +240,7 @@ STATISTICS = {
     "train": "the candidates' own statistics",
     "rows": "the statistics of some candidates",
 }
+STALE = {False: "", True: ", one step stale", "ahead": ", by weights that are looked ahead to"}
 
 
 def about(arm: Arm) -> str:
@@ -251,7 +252,7 @@ def about(arm: Arm) -> str:
         else:
             until = "to the end" if arm.switch == 1 else f"for {arm.switch:.0%} of the steps"
         method = {"rho": "RHO-LOSS", "loss": "training loss"}[arm.method]
-        scored = STATISTICS[arm.batch_norm] + (", one step stale" if arm.overlap else "")
+        scored = STATISTICS[arm.batch_norm] + STALE[arm.overlap]
         parts.append(f"{method} chooses one of {arm.k} {until}, scored with {scored}")
         if arm.shortlist < 1:
             parts.append(f"only the {arm.shortlist:.0%} that promise most are scored")

@@ -15,7 +15,6 @@ from rholoss.errors import RholossError
 from rholoss.ladder import Ladder
 from rholoss.schedules import Schedule
 
-
 AHEAD = "ahead"  # as `overlap`
 
 
