@@ -3,11 +3,11 @@
     python -m benchmarks.bench_agreement scores --data DIR [--steps 1000] [--moments 100 400 700]
     python -m benchmarks.bench_agreement train  --data DIR [--steps 1500] [--seeds 0] [--compile]
 
-`scores` trains ResNet-18 on CIFAR-10 by exact RHO-LOSS; at every step each option scores the same candidates
-at the same weights, along with the run. At the moments named: Spearman's rank correlation with the exact
-scores (a candidate that an option leaves out ranks last) and the share of exact RHO's choice that the option
-would have chosen too, means of LOOKS steps. `train` trains by each option: milliseconds a step (median over
-chunks of CHUNK steps) and final test accuracy at equal steps, learning rate up and down to zero.
+`scores` trains ResNet-18 on CIFAR-10 by each option. At the moments named exact scoring looks at the same
+candidates, at the weights that are trained: Spearman's rank correlation of the two (a candidate that is left
+out ranks last), and the share of exact RHO's choice that the option chose too, means of LOOKS steps. `train`
+trains by each option to the end: milliseconds a step (median over chunks of CHUNK steps) and final accuracy
+on the test set at equal steps, learning rate up and down to zero.
 `--small` takes the digits of the demo and small models instead, which a CPU can do.
 Each row is appended to `--out` as it is measured; rows that are there are not measured again.
 """
@@ -43,10 +43,7 @@ from rholoss.engine import (
     Trainer,
     one_cycle,
 )
-from rholoss.engine.ahead import Ahead
-from rholoss.engine.cheaper import Measured
 from rholoss.engine.folded import RECENT
-from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 
 RESULTS = Path(__file__).parent / "results" / "agreement.jsonl"
@@ -77,8 +74,9 @@ OPTIONS = {
     "folded, recent statistics, overlapped": Option(
         lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": True}
     ),
-    "folded, recent statistics, overlapped, ahead": Option(
-        lambda setup: Folded(RECENT), {"batch_norm": "eval", "overlap": "ahead"}
+    "folded, following means": Option(lambda setup: Folded(0.5, means=64), {"batch_norm": "eval"}),
+    "folded, following means, overlapped, ahead": Option(
+        lambda setup: Folded(0.5, means=64), {"batch_norm": "eval", "overlap": "ahead"}
     ),
     "folded, statistics of 32": Option(lambda setup: Folded(rows=32)),
     "half resolution": Option(lambda setup: LowerResolution(2)),
@@ -100,83 +98,8 @@ OPTIONS = {
         )
         for share in (75, 60, 50, 40)
     },
-    **{
-        f"shortlist of {share} %, folded, recent statistics, overlapped, ahead": Option(
-            lambda setup, share=share: Shortlist(share / 100, by=Folded(RECENT)),  # type: ignore[misc]
-            {"batch_norm": "eval", "overlap": "ahead"},
-        )
-        for share in (75, 60)
-    },
     "uniform": Option(trainer={"method": "uniform", "irreducible": None}),
 }
-
-
-class OneStepOld(Cheaper):
-    """What overlapped scoring sees: the weights before the last update, or where those were to lead."""
-
-    def __init__(self, inner: Cheaper, overlap: bool | str = True) -> None:
-        self.inner, self.overlap, self.only_forwarded = inner, overlap, inner.only_forwarded
-
-    def attach(self, step: Any) -> None:
-        self.ahead = Ahead(step.model) if self.overlap == "ahead" else None
-        if self.ahead is not None:
-            step.copied = self.ahead.model
-        self.inner.attach(step)
-        low = step.scorer.dtype or torch.float32
-        self.old = self.inner.replica(step) or Replica(step.copied, low)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        if self.ahead is not None:
-            self.ahead.look()
-        self.old.refresh_statistics()
-        self.old.refresh_weights()
-
-    def measure(
-        self, step: Any, model: nn.Module, candidates: Examples, generator: Generator
-    ) -> Measured:
-        found = self.inner.measure(step, self.old.model, candidates, generator)
-        self._refresh()  # for the next step, after this one's update
-        return found
-
-
-class Compared(Cheaper):
-    """Exact scoring, with options that score the same candidates along with it and decide nothing."""
-
-    learns = True
-
-    def __init__(self, passengers: dict[str, tuple[Cheaper, str]]) -> None:
-        self.passengers = passengers  # each with its BatchNorm mode
-
-    def attach(self, step: Any) -> None:
-        self.views = []
-        for option, batch_norm in self.passengers.values():
-            # A step of its own kind for each. Who only looks must not move running statistics.
-            view = copy.copy(step)
-            view.scorer = copy.copy(step.scorer)
-            view.scorer.batch_norm = "batch" if batch_norm == "train" else batch_norm
-            option.attach(view)
-            self.views.append((option, view))
-        size, device = step.order.size, step.data.device
-        self.scores = torch.zeros(1 + len(self.views), size, device=device)  # the exact ones first
-        self.open = torch.ones_like(self.scores, dtype=torch.bool)  # who may be chosen
-
-    def measure(
-        self, step: Any, model: nn.Module, candidates: Examples, generator: Generator
-    ) -> Measured:
-        exact = step.measure(model, candidates.x, candidates.y, generator)
-        irreducible = step.irreducible.index_select(0, candidates.index)
-        self.scores[0].copy_(exact["loss"] - irreducible)
-        for row, (option, view) in enumerate(self.views, start=1):
-            found, forwarded = option.measure(view, model, candidates, generator)
-            self.scores[row].copy_(found["loss"] - irreducible)
-            if option.only_forwarded and forwarded is not None:
-                self.open[row].zero_().index_fill_(0, forwarded, True)
-        return exact, None
-
-    def update(self, step: Any, chosen: Examples, weight: Tensor | None) -> None:
-        for option, view in self.views:
-            option.update(view, chosen, weight)
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -185,13 +108,50 @@ def ranks(values: Tensor) -> Tensor:
     return (counts.cumsum(0) - (counts - 1) / 2)[which].double()
 
 
-def agreement(exact_B: Tensor, score_B: Tensor, k: int, open_B: Any = True) -> tuple[float, float]:
-    """Spearman's correlation, and the share of the k best that are among the k best who may be chosen."""
+def agreement(exact_B: Tensor, score_B: Tensor, chosen: Tensor) -> tuple[float, float]:
+    """Spearman's correlation, and the share of the best by exact scoring that are among the chosen."""
     score_B = score_B.nan_to_num(nan=-torch.inf)
     spearman = torch.corrcoef(torch.stack([ranks(exact_B), ranks(score_B)]))[0, 1]
-    score_B = torch.where(torch.as_tensor(open_B), score_B, -torch.inf)
-    best, chosen = (set(s.topk(k).indices.tolist()) for s in (exact_B, score_B))
-    return float(spearman), len(best & chosen) / k
+    best = set(exact_B.topk(len(chosen)).indices.tolist())
+    return float(spearman), len(best & set(chosen.tolist())) / len(best)
+
+
+class Watched:
+    """A run by an option, and what exact scoring says of the same candidates at the same weights.
+
+    Those that the chosen are trained at: which is where overlapped scoring, a step before, was not yet. It
+    is a run of the option's own, for its statistics of BatchNorm are moved by what it does itself.
+    """
+
+    def __init__(self, run: Trainer) -> None:
+        self.run, self.body = run, run.body
+        self.exact = copy.deepcopy(run.model)
+        self.seen: dict[str, Tensor] = {}
+        self._choose = run.body.choose
+        run.body.choose = self._noted  # type: ignore[method-assign]
+
+    def _noted(self, model: nn.Module, candidates: Examples, generator: Generator) -> Any:
+        selection, score_B, mean = self._choose(model, candidates, generator)
+        index, x, y = candidates.index, candidates.x, candidates.y
+        noted = {"index": index, "x": x, "y": y, "score": score_B, "chosen": selection.position}
+        for name, tensor in noted.items():  # in a graph, too: to where the first step has put it
+            self.seen.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+        return selection, score_B, mean
+
+    def look(self) -> tuple[float, float]:
+        """Take a step, and compare."""
+        if self.run.overlapped is None:  # else it is the next step's choice that is seen
+            self.exact.load_state_dict(self.run.model.state_dict())
+        self.run.train(1)
+        if self.run.overlapped is not None:
+            self.exact.load_state_dict(self.run.model.state_dict())
+        seen, generator = self.seen, torch.Generator(self.run.data.device)
+        self.exact.train()
+        measured = self.body.measure(
+            self.exact, seen["x"], seen["y"], generator, batch_norm="batch"
+        )
+        exact_B = measured["loss"] - self.body.irreducible.index_select(0, seen["index"])
+        return agreement(exact_B.cpu(), seen["score"].cpu(), seen["chosen"].cpu())
 
 
 def trainer(setup: Setup, steps: int, seed: int, **options: Any) -> Trainer:
@@ -213,32 +173,18 @@ def trainer(setup: Setup, steps: int, seed: int, **options: Any) -> Trainer:
 
 
 def compare_scores(
-    setup: Setup, names: list[str], steps: int, moments: list[int], seed: int
+    setup: Setup, name: str, steps: int, moments: list[int], seed: int
 ) -> list[dict[str, Any]]:
-    """Agreement of each of these options at each moment of one exact run."""
-    passengers = {}
-    for name in names:
-        option = OPTIONS[name]
-        inner = option.scoring(setup) or Cheaper()
-        overlap = option.trainer.get("overlap")
-        scoring = OneStepOld(inner, overlap) if overlap else inner
-        passengers[name] = (scoring, option.trainer.get("batch_norm", "train"))
-    compared = Compared(passengers)
-    run, rows = trainer(setup, steps, seed, scoring=compared), []
+    """Agreement of this option at each moment of a run by it."""
+    option, rows = OPTIONS[name], []
+    run = trainer(setup, steps, seed, scoring=option.scoring(setup), **option.trainer)
+    watched = Watched(run)
     for moment in moments:
         run.train(max(0, moment - LOOKS - run.step))
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in passengers}
-        for _ in range(LOOKS):
-            run.train(1)
-            exact_B, *others = compared.scores.cpu()
-            for name, score_B, open_B in zip(
-                passengers, others, compared.open[1:].cpu(), strict=True
-            ):
-                found[name].append(agreement(exact_B, score_B, setup.k, open_B))
-        for name, pairs in found.items():
-            spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-            figures = {"spearman": round(spearman, 4), "shared": round(shared, 4)}
-            rows.append({"option": name, "moment": moment, **figures})
+        pairs = [watched.look() for _ in range(LOOKS)]
+        spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+        figures = {"spearman": round(spearman, 4), "shared": round(shared, 4)}
+        rows.append({"option": name, "moment": moment, **figures})
     run.flush()
     return rows
 
@@ -317,7 +263,8 @@ def main(words: list[str] | None = None) -> None:
         "k": arguments.k,
         "compile": arguments.compile,
     }
-    there = [row for row in records.read(arguments.out) if same.items() <= row.items()]
+    here = {**same, "device": records.device()}
+    there = [row for row in records.read(arguments.out) if here.items() <= row.items()]
     done = {(row["option"], row["seed"], row.get("moment")) for row in there}
     setup = digits(arguments) if arguments.small else cifar(arguments)
 
@@ -333,20 +280,21 @@ def main(words: list[str] | None = None) -> None:
         names = [n for n in arguments.options if any((n, seed, m) not in done for m in moments)]
         if arguments.mode == "scores":
             names = [name for name in names if name not in (EXACT, REPLAY, "uniform")]
-            how = (arguments.steps, arguments.moments, seed)
-            for row in compare_scores(setup, names, *how) if names else ():
-                keep(seed, row)
-            continue
-        if REPLAY in names and EXACT not in names:
+        elif REPLAY in names and EXACT not in names:
             names = [EXACT, *names]  # there must be something to replay
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
+                log = Path(folder) / "log.jsonl"
                 try:
-                    row = train(setup, name, arguments.steps, seed, Path(folder) / "log.jsonl")
+                    if arguments.mode == "scores":
+                        rows = compare_scores(setup, name, arguments.steps, arguments.moments, seed)
+                    else:
+                        rows = [train(setup, name, arguments.steps, seed, log)]
                 except Exception as error:  # the other options still count
                     print(f"{name} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
                     continue
-                keep(seed, row)
+                for row in rows:
+                    keep(seed, row)
 
 
 if __name__ == "__main__":

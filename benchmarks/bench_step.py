@@ -159,6 +159,7 @@ def table() -> dict[str, tuple]:
     """By name: what makes the step, how many rows it scores and on how many it trains."""
     folded = {"batch_norm": "eval", "scoring": Folded}
     recent = {"batch_norm": "eval", "scoring": functools.partial(Folded, RECENT)}
+    following = {"batch_norm": "eval", "scoring": functools.partial(Folded, 0.5, means=64)}
     kinds: dict[str, dict] = {
         "": {},
         ", overlapped": {"overlap": True},
@@ -168,7 +169,8 @@ def table() -> dict[str, tuple]:
         ", folded and overlapped": {**folded, "overlap": True},
         ", folded, recent statistics": recent,
         ", folded, recent statistics, overlapped": {**recent, "overlap": True},
-        ", folded, recent statistics, overlapped, ahead": {**recent, "overlap": "ahead"},
+        ", folded, following means": following,
+        ", folded, following means, overlapped, ahead": {**following, "overlap": "ahead"},
         ", folded, statistics of 32": {"scoring": functools.partial(Folded, rows=32)},
     }
     shares: dict[str, float] = {}
@@ -176,8 +178,6 @@ def table() -> dict[str, tuple]:
         name = f", shortlist of {percent} %, folded, recent statistics"
         shares[name] = percent / 100
         kinds[name] = {"batch_norm": "eval", "scoring": functools.partial(_shortlist, shares[name])}
-        beside = f"{name}, overlapped, ahead"
-        kinds[beside], shares[beside] = {**kinds[name], "overlap": "ahead"}, shares[name]
     rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (32, 128), (128, 512), (128, 1280)):
         rows[f"uniform {k}"] = (functools.partial(engine, "uniform", candidates, k), 0, k)

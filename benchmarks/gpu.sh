@@ -11,16 +11,16 @@ cd "$(dirname "$0")/.."
 data=${1:?"give the directory with CIFAR-10"}
 python=${PYTHON:-python} parts=${PARTS:-step scores train others larger pages}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
-recent="folded, recent statistics" short="shortlist of 75 %, folded, recent statistics"
+recent="folded, recent statistics" following="folded, following means"
 
 step() { "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows "$@"; }
 
 laid_out() { # WAYS: how the rows are laid out; "" is the usual way
     local rows=() name ways=${1:+; $1}
-    for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $recent, overlapped" \
-        "rho 32 of 320, $recent, overlapped, ahead" "rho 32 of 320, overlapped, ahead" \
-        "rho 32 of 320, $short, overlapped, ahead" "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" \
-        "rho 128 of 512, $recent, overlapped, ahead" "rho 128 of 512, $short, overlapped, ahead"; do
+    for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
+        "rho 32 of 320, $following, overlapped, ahead" "rho 32 of 320, overlapped, ahead" \
+        "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
+        "rho 128 of 512, $following, overlapped, ahead"; do
         rows+=("$name$ways")
     done
     step "${rows[@]}" "${@:2}"
@@ -36,28 +36,27 @@ if has step; then
     # What a process has tried it does not try again: one of its own.
     step "uniform 32; products, combined, all algorithms" \
         "rho 32 of 320; products, combined, all algorithms, sort compiled" \
-        "rho 32 of 320, $recent; products, combined, all algorithms" \
-        "rho 32 of 320, $recent, overlapped, ahead; products, combined, all algorithms" \
-        "rho 32 of 320, $short, overlapped, ahead; products, combined, all algorithms" \
+        "rho 32 of 320, $following; products, combined, all algorithms" \
+        "rho 32 of 320, $following, overlapped, ahead; products, combined, all algorithms" \
         "rho 32 of 320, eager float32"
 fi
 if has scores; then
     agreement scores
 fi
 if has train; then
-    agreement train --compile --steps 3000 --seeds 0 1 2 --options exact uniform "$recent" \
-        "$recent, overlapped, ahead" "overlapped, ahead" \
-        "$short" "$short, overlapped, ahead" "gate, three quarters forwarded" "gate 75 %, $recent"
+    agreement train --compile --steps 3000 --seeds 0 1 2 --options exact uniform "$recent" "$following" \
+        "$following, overlapped, ahead" "overlapped, ahead" "gate, three quarters forwarded" \
+        "shortlist of 75 %, $recent"
 fi
 if has others; then
     agreement train --compile --steps 3000 --options exact replay "reuse, half forwarded" \
         "half resolution" proxy "gate, half forwarded"
 fi
 if has larger; then
-    agreement scores --k 128 --candidates 512 --options "$recent" "$recent, overlapped" \
-        "$recent, overlapped, ahead" "$short" "$short, overlapped, ahead"
+    larger=("$recent" "$following" "$following, overlapped, ahead" "overlapped, ahead")
+    agreement scores --k 128 --candidates 512 --options "${larger[@]}"
     agreement train --compile --steps 1500 --k 128 --candidates 512 --seeds 0 1 2 --options exact uniform \
-        "$recent" "$recent, overlapped" "$recent, overlapped, ahead" "$short" "$short, overlapped, ahead"
+        "${larger[@]}"
 fi
 if has pages; then
     "$python" benchmarks/pages.py

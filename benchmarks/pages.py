@@ -29,12 +29,9 @@ TARGETS = {
         for sizes, most in (("32 of 320", 1.5), ("128 of 512", 1.4))
         for option in (
             *("overlapped", "overlapped, ahead", "folded and overlapped"),
-            *(f"{_RECENT}{how}" for how in ("", ", overlapped", ", overlapped, ahead")),
-            *(
-                f"shortlist of {percent} %, {_RECENT}{how}"
-                for percent in (75, 60, 50)
-                for how in ("", ", overlapped, ahead")
-            ),
+            *(f"folded, following means{how}" for how in ("", ", overlapped, ahead")),
+            *(f"{_RECENT}{how}" for how in ("", ", overlapped")),
+            *(f"shortlist of {percent} %, {_RECENT}" for percent in (75, 60, 50)),
         )
     },
 }

@@ -69,6 +69,8 @@ OPTIONS = {
     "overlapped, sampled": lambda: {"overlap": True, "method": "grad_norm_is"},
     "ahead": lambda: {"overlap": "ahead", "precision": "bf16"},
     "ahead, folded": lambda: folded(overlap="ahead"),
+    "following means": lambda: folded(scoring=Folded(0.5, means=8)),
+    "following means, ahead": lambda: folded(scoring=Folded(0.5, means=8), overlap="ahead"),
     "live": live,
     "live, train": lambda: live(batch_norm="train"),
     "folded": folded,
@@ -145,6 +147,7 @@ def test_streamed_rows_reach_a_graph(kind):
 
 
 RESUMED = (
+    "following means, ahead",
     "grad_norm_is",
     "overlapped",
     "ahead",
@@ -168,7 +171,9 @@ def test_a_graph_goes_on_from_a_state(kind):
         check_same(done(made, STEPS - 10), whole)
 
 
-@pytest.mark.parametrize("kind", ["rho", "bald", "live, train", "folded", "proxy", "shortlist"])
+@pytest.mark.parametrize(
+    "kind", ["rho", "bald", "live, train", "folded", "following means", "proxy", "shortlist"]
+)
 def test_timing_scoring_between_replays_changes_nothing(kind):
     timed = done(make(kind), 10)
     timed.time_scoring(repeats=2)

@@ -46,7 +46,7 @@ def make_model(width=8):
 KINDS = {
     "exact": dict,
     "overlapped": lambda: {"overlap": True},
-    "ahead": lambda: {"overlap": "ahead", "batch_norm": "eval", "scoring": Folded(0.8)},
+    "ahead": lambda: {"overlap": "ahead", "batch_norm": "eval", "scoring": Folded(0.5, means=8)},
     "sampled": lambda: {"method": "grad_norm_is"},
     "proxy": lambda: {"scoring": Proxy(lambda: make_model(4))},
     "reuse": lambda: {"scoring": Reuse(0.5), "overlap": True},

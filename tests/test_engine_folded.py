@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.bench_agreement import Watched
 from torch import nn
 from torch.nn import functional as F
 
@@ -9,6 +10,7 @@ from experiments.models import ResNet18
 from rholoss.engine import Folded, Gate, Proxy, Resident, Reuse, Shortlist, Trainer
 from rholoss.engine.folded import FoldedCopy
 from rholoss.engine.fused import FusedConv
+from rholoss.engine.means import mean_input, mean_result, taps
 from rholoss.errors import RholossError
 
 N = 96
@@ -206,7 +208,81 @@ def test_with_the_momentum_of_the_model_they_are_its_running_ones(images, overla
     assert not torch.equal(quick, exact)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "bias": False},
+        {"kernel_size": (5, 3), "stride": (2, 1), "padding": (2, 0), "dilation": (1, 2)},
+        {"kernel_size": 1, "stride": 2},
+        {"kernel_size": 3, "groups": 2, "padding": 2, "bias": False},
+        {"kernel_size": 4, "stride": 3},
+    ],
+)
+def test_the_mean_of_a_result_follows_from_that_of_the_inputs(how):
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(6, 8, **how), torch.randn(5, 6, 11, 9)
+    mean = mean_input(x, *taps(conv, x))
+    with torch.no_grad():
+        for _ in range(2):  # and of other weights, without another look
+            result = mean_result(conv.weight, mean) + (0 if conv.bias is None else conv.bias)
+            torch.testing.assert_close(result, conv(x).mean((0, 2, 3)))
+            conv.weight.mul_(torch.rand(conv.weight.shape))
+
+
+def test_means_that_follow_become_those_of_the_candidates(images):
+    """Where nothing moves, scoring ends where BatchNorm in train mode is, with its variances."""
+    model = trained(Net()).train()
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.momentum = 1.0
+    with torch.no_grad():
+        expected = model(images)  # and the running statistics are those of these images
+    for norm in (model.norm0, model.norm1, model.norm4):
+        norm.running_mean.add_(1.0)  # means, too, but for what is folded
+    norms = [model.norm0, model.norm1, model.norm2, model.norm4]
+    folded = FoldedCopy(model, torch.float32, means=len(images))
+    assert len(folded.pairs) == len(norms)
+    found = []
+    for _ in range(200):
+        folded.refresh_statistics()
+        folded.refresh_weights()
+        with torch.no_grad():
+            found.append(folded.model(images))
+        folded.note_inputs()
+    assert float((found[0] - expected).abs().mean()) > 0.1
+    torch.testing.assert_close(found[-1], expected, rtol=0.01, atol=0.01)
+
+
+def test_the_means_of_a_layer_that_is_frozen_stay_its_own(images):
+    model = trained(Net()).train()
+    model.norm0.eval()
+    folded = FoldedCopy(model, torch.float32, means=16)
+    whole = FoldedCopy(trained(Net()).eval(), torch.float32, means=16)  # all are: as a whole
+    for copy in (folded, whole):
+        copy.refresh_statistics()
+        copy.refresh_weights()
+        copy.model(images)
+        copy.note_inputs()
+    assert [bool(place.isnan().any()) for place in folded._places] == [True, False, False, False]
+    assert not any(place.isnan().any() for place in whole._places)
+
+
+def test_means_that_follow_choose_more_like_the_paper(images):
+    def shared(scoring):
+        """With exact scoring, in the steps of a run by this."""
+        torch.manual_seed(0)
+        trainer = Trainer(
+            Net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=60, learning_rate=0.01,
+            irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, scoring=scoring, batch_norm="eval",
+        )  # fmt: skip
+        watched = Watched(trainer)
+        return sum(watched.look()[1] for _ in range(60)) / 60
+
+    assert shared(Folded(0.5, means=48)) > shared(Folded(0.5)) + 0.03
+
+
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("means", [None, 16])
 @pytest.mark.parametrize(
     "wrapped",
     [
@@ -216,10 +292,13 @@ def test_with_the_momentum_of_the_model_they_are_its_running_ones(images, overla
         lambda f: Shortlist(0.75, by=f),
     ],
 )
-def test_a_resumed_run_has_its_statistics(images, wrapped, overlap):
-    whole, _ = run(wrapped(Folded(0.8)), images, overlap=overlap)
-    first, half = run(wrapped(Folded(0.8)), images, steps=3, overlap=overlap)
-    second, _ = run(wrapped(Folded(0.8)), images, 3, half.state_dict(), overlap=overlap)
+def test_a_resumed_run_has_its_statistics(images, wrapped, means, overlap):
+    def scoring():
+        return wrapped(Folded(0.8, means=means))
+
+    whole, _ = run(scoring(), images, overlap=overlap)
+    first, half = run(scoring(), images, steps=3, overlap=overlap)
+    second, _ = run(scoring(), images, 3, half.state_dict(), overlap=overlap)
     assert torch.equal(torch.cat([first, second]), whole)
     with pytest.raises(RholossError, match="pass `scoring` as it was"):
         run(Folded(), images, 3, half.state_dict(), overlap=overlap)
@@ -278,7 +357,13 @@ def test_statistics_of_frozen_layers_are_those_of_the_state(images, overlap):
 
 
 @pytest.mark.parametrize(
-    ("options", "mode"), [({}, "eval"), ({"momentum": 0.8}, "eval"), ({"rows": 8}, "train")]
+    ("options", "mode"),
+    [
+        ({}, "eval"),
+        ({"momentum": 0.8}, "eval"),
+        ({"means": 16}, "eval"),
+        ({"rows": 8}, "train"),
+    ],
 )
 def test_timing_the_scoring_changes_nothing(images, options, mode):
     whole, _ = run(Folded(**options), images, batch_norm=mode)
@@ -301,6 +386,10 @@ def test_a_momentum_is_a_share(momentum):
 def test_statistics_are_of_one_kind(options):
     with pytest.raises(RholossError, match=f"`rows` is {options['rows']} and `momentum`"):
         Folded(**options)
+    with pytest.raises(RholossError, match="`means` is 0 and `rows` None"):
+        Folded(means=0)
+    with pytest.raises(RholossError, match="`means` is 8 and `rows` 8"):
+        Folded(rows=8, means=8)
 
 
 @pytest.mark.parametrize(

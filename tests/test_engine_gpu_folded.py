@@ -18,6 +18,7 @@ from rholoss.engine import (
     fit_resident,
 )  # fmt: skip
 from rholoss.engine.folded import FoldedCopy
+from rholoss.engine.means import mean_input, mean_result, taps
 from rholoss.schedules import annealed
 
 pytestmark = pytest.mark.gpu
@@ -122,6 +123,41 @@ def test_statistics_of_its_own_move_in_a_graph(data, overlap, compile):
             torch.testing.assert_close(own, running, rtol=near, atol=near)
         else:
             assert 0.01 < (own - running).abs().mean() / running.abs().mean() < 1.0
+
+
+@pytest.mark.parametrize("overlap", [False, "ahead"])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_means_follow_in_a_graph(data, overlap, compile):
+    """The first layer reads the pixels, whose mean is known; the others read what moves."""
+    scoring = Folded(0.5, means=128)
+    options = {"batch_norm": "eval", "scoring": scoring, "compile": compile}
+    trainer = make(unaugmented(data), overlap=overlap, **options)
+    trainer.train(60)
+    assert trainer.captured[True].graph is not None
+    first, *others = (place.clone() for place in scoring.copy._places)
+    images, _ = unaugmented(data).batch(torch.arange(N, device="cuda"))
+    pixels = mean_input(images, *taps(scoring.copy.pairs[0][1], images))
+    torch.testing.assert_close(first, pixels, atol=0.02, rtol=0.05)
+    assert all(bool(other.isfinite().all()) for other in others)
+    trainer.train(1)
+    moved = [
+        float((a - b).abs().max()) for a, b in zip(others, scoring.copy._places[1:], strict=True)
+    ]
+    assert min(moved) > 0
+    scoring.copy.refresh_weights()
+    found = torch.cat(
+        [
+            mean_result(conv.weight, place)
+            for (_, conv, _), place in zip(scoring.copy.pairs, scoring.copy._places, strict=True)
+        ]
+    )
+    scale = scoring.copy._norm[0] * torch.rsqrt(scoring.copy._norm[4] + scoring.copy._norm[5])
+    own = scoring.copy._norm[1] - found * scale  # folding is compiled: it writes what this says
+    given = scoring.copy._giver >= 0
+    torch.testing.assert_close(
+        scoring.copy._bias.float()[~given], own[~given], atol=0.05, rtol=0.05
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True])

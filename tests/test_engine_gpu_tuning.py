@@ -18,7 +18,7 @@ KINDS = {
     "exact": dict,
     "overlapped": lambda: {"overlap": True},
     "folded": lambda: {"overlap": True, "batch_norm": "eval", "scoring": Folded()},
-    "ahead": lambda: {"overlap": "ahead", "batch_norm": "eval", "scoring": Folded(0.8)},
+    "ahead": lambda: {"overlap": "ahead", "batch_norm": "eval", "scoring": Folded(0.5, means=8)},
 }
 
 

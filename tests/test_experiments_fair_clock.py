@@ -170,7 +170,7 @@ def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, mo
         ("eval", "folded {'momentum': 0.8}", True), ("train", None, False),
         ("train", "folded {'rows': 32}", False), None,
         ("eval", "0.6 of folded {'momentum': 0.8}", False), None,
-        ("eval", "folded {'momentum': 0.8}", "ahead"),
+        ("eval", "folded {'momentum': 0.5, 'means': 64}", "ahead"),
     ]  # fmt: skip
     assert list(tiny.times) == [
         "scoring 8 of 40", "uniform 8 of 8", "scoring 8 of 40, train BN",
@@ -179,7 +179,7 @@ def test_arms_score_with_the_statistics_that_they_name_and_are_timed_so(tiny, mo
         "scoring 8 of 32 by annealed, fresh, careful, rows BN, fresh",
         "planned 8 of 8 by annealed, fresh, careful",
         "scoring 8 of 32 by annealed, measured, recent BN, fresh, shortlist of 60%",
-        "planned 8 of 8 by annealed, measured", "scoring 8 of 40, recent BN, ahead",
+        "planned 8 of 8 by annealed, measured", "scoring 8 of 40, following BN, ahead",
     ]  # fmt: skip
 
 

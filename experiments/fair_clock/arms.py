@@ -28,7 +28,8 @@ class Arm:
     il_epochs: int = 12  # of the fit of the irreducible-loss model
     rungs: tuple[int, ...] = ()  # epochs of it whose losses come first (`rholoss.Ladder`)
     # While scoring. 'eval' is folded into the convolutions, 'recent', too, with statistics that keep
-    # step with the weights; 'train' takes those of the candidates, 'rows', folded, those of some of them.
+    # step with the weights, 'following' with means that do; 'train' takes those of the candidates, 'rows',
+    # folded, those of some of them.
     batch_norm: str = "eval"
     # Scored beside training, which is cheaper: one step stale, or 'ahead' by the weights expected then.
     overlap: bool | str = True
@@ -99,7 +100,8 @@ def _annealed(name: str, switch: float | None = None, **options: Any) -> Arm:
 
 _FRESH: dict[str, Any] = {"batch_norm": "train", "overlap": False}  # exact scoring
 _FOLDED: dict[str, Any] = {"batch_norm": "recent", "overlap": False}
-_AHEAD: dict[str, Any] = {"batch_norm": "recent", "overlap": "ahead"}
+_FOLLOWING: dict[str, Any] = {"batch_norm": "following", "overlap": False}
+_AHEAD: dict[str, Any] = {"batch_norm": "following", "overlap": "ahead"}
 
 ARMS = {
     arm.name: arm
@@ -133,6 +135,8 @@ ARMS = {
         # Scored with the newest weights: a stale choice corrects what has been corrected already.
         Arm("rho k=5, fresh", "rho", k=5, **_FRESH),
         *(Arm(f"rho k={k}, folded", "rho", k=k, **_FOLDED) for k in (5, 10)),
+        # The means of BatchNorm follow the weights: nearer to exact scoring, and nearly as cheap.
+        *(Arm(f"rho k={k}, following", "rho", k=k, **_FOLLOWING) for k in (5, 10)),
         *(Arm(f"rho k={k}, ahead", "rho", k=k, **_AHEAD) for k in (5, 10)),
         _annealed("annealed, fresh, careful", **_FRESH, plan=_careful),
         _annealed("annealed k=2, fresh, careful", k=2, **_FRESH, plan=_careful),

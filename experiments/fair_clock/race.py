@@ -45,6 +45,7 @@ TIMED_AT = 1e-3  # the highest rate of steps that are timed: what they cost does
 FOLDED: dict[str, dict[str, Any]] = {
     "eval": {},
     "recent": {"momentum": RECENT},
+    "following": {"momentum": 0.5, "means": 64},
     "rows": {"rows": 32},
 }
 LOADERS = {"cifar10": (cifar10, 10), "cifar100": (cifar100, 100)}
@@ -141,7 +142,7 @@ class Race:
             by = None if options is None else Folded(**options)
             scoring = {
                 "overlap": arm.overlap,
-                "batch_norm": "eval" if arm.batch_norm in ("eval", "recent") else "train",
+                "batch_norm": "train" if arm.batch_norm in ("train", "rows") else "eval",
                 "scoring": Shortlist(arm.shortlist, by=by) if arm.shortlist < 1 else by,
             }
         plan = arm.plan(math.log(self.num_classes)) if arm.plan else None

@@ -237,6 +237,7 @@ def results(lines: Sequence[Line]) -> list[str]:
 STATISTICS = {
     "eval": "BatchNorm's running statistics",
     "recent": "BatchNorm's recent statistics",
+    "following": "BatchNorm's means as they follow the weights",
     "train": "the candidates' own statistics",
     "rows": "the statistics of some candidates",
 }

@@ -9,13 +9,16 @@ model that is no more, and the scores are as much about that as about the points
 to them can be read off them, and weighs more in statistics of one's own (`Folded(momentum=0.8)`).
 
 Both are statistics of what was trained on, and where points are chosen that is not what is scored. Those of
-the candidates, which the paper scores with, are found by a pass over a few of them (`Folded(rows=32)`).
+the candidates, which the paper scores with, are found by a pass over a few of them (`Folded(rows=32)`). It is
+mostly the means that are wrong, and a mean follows from the weights and from what the convolution reads on
+average, which hardly moves: it is taken from candidates before (`Folded(momentum=0.8, means=64)`).
 """
 
 from __future__ import annotations
 
 import collections
 import copy
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rholoss.engine.cheaper import Cheaper, Measured
 from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
+from rholoss.engine.means import follow, mean_result, taps
 from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.engine.traced import foldable, fuse_relus, is_leaf, traced
@@ -39,14 +43,24 @@ RECENT = 0.8  # a momentum: statistics of little more than the last pass
 
 
 def fold(
-    weights: list[Tensor], norm: Tensor, giver: Tensor, low: list[Tensor], bias: Tensor
+    weights: list[Tensor],
+    norm: Tensor,
+    giver: Tensor,
+    low: list[Tensor],
+    bias: Tensor,
+    inputs: list[Tensor],
 ) -> None:
     """Write weights and biases with the scale and shift of BatchNorm in them.
 
     The weights as lists, and not laid together first: compiled, that is one pass over them. `giver` is the
-    channel whose bias each channel adds to its own, -1 for none.
+    channel whose bias each channel adds to its own, -1 for none. `inputs` are what the convolutions read on
+    average, NaN where that is not known; or nothing.
     """
     weight, shift, of_conv, mean, variance, eps = norm
+    if inputs:
+        pairs = zip(weights, inputs, strict=True)
+        found = of_conv + torch.cat([mean_result(*pair) for pair in pairs])
+        mean = torch.where(found.isnan(), mean, found)
     scale = weight * torch.rsqrt(variance + eps)
     parts = [part[:, None, None, None] for part in scale.split([len(w) for w in weights])]
     torch._foreach_copy_(low, torch._foreach_mul(weights, parts))
@@ -78,13 +92,19 @@ def remember_less(
 class FoldedCopy:
     """A copy of a model for scoring, refreshed from it. Raises `RholossError` if it cannot be traced.
 
-    `momentum` is that of its own statistics; None: it takes the model's running ones.
+    `momentum` is that of its own statistics; None: it takes the model's running ones. `means`: it notes what
+    the convolutions read of so many rows, and has the means that follow; 0: those of its statistics.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, momentum: float | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, momentum: float | None = None, means: int = 0
+    ) -> None:
         graph, modules = traced(model)
         self._weights, self._statistics, self.fold = Copies(), Copies(), fold
         self.momentum, self.remember_less = momentum, remember_less
+        self.means, self.follow = means, follow
+        self._places: list[Tensor] = []  # of the mean inputs
+        self._taps: list[list[Tensor]] = []  # of images of the size that is seen first
         self.pairs: list[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]] = []
         self.dtype = dtype
         rest = {name: copy.deepcopy(module) for name, module in modules.items() if is_leaf(module)}
@@ -157,6 +177,8 @@ class FoldedCopy:
                 self._statistics.add(original, buffer)
         if self.momentum is not None:
             self._start_statistics(device, outs)
+        if self.means:
+            self._start_inputs(device)
 
     def _start_statistics(self, device: torch.device, outs: list[int]) -> None:
         """Those of its own: at first the running ones. Layers count their passes themselves."""
@@ -172,6 +194,34 @@ class FoldedCopy:
         self._norm[3:5] = self._running
         self._before, self._counted = self._running.clone(), self._tracked.clone()
 
+    def _start_inputs(self, device: torch.device) -> None:
+        """Nothing is known yet of what the convolutions read. Means of layers that are frozen stay theirs."""
+        trains = any(norm.training for _, _, norm in self.pairs)
+        followed = [pair for pair in self.pairs if pair[2].training or not trains]
+        shapes = {fused: (conv.in_channels, *conv.kernel_size) for fused, conv, _ in self.pairs}
+        sizes = [math.prod(shapes[fused]) for fused, _, _ in followed]
+        self._inputs = torch.full((sum(sizes),), torch.nan, device=device)
+        parts = iter(self._inputs.split(sizes))
+        for pair in self.pairs:
+            shape = shapes[pair[0]]
+            unknown = torch.full(shape, torch.nan, device=device)
+            self._places.append(next(parts).view(shape) if pair in followed else unknown)
+        self._readers = [fused for fused, _, _ in followed]
+        for fused in self._readers:
+            fused.rows = self.means
+
+    def note_inputs(self) -> None:
+        """Take in what the convolutions have just read."""
+        if not self.means:
+            return
+        inputs = [fused.read for fused in self._readers if fused.read is not None]
+        if not self._taps:
+            convs = [conv for fused, conv, _ in self.pairs if fused in self._readers]
+            self._taps = [taps(conv, x) for conv, x in zip(convs, inputs, strict=True)]
+        self.follow(inputs, self._taps, self._inputs)
+        for fused in self._readers:
+            fused.read = None  # its memory is free
+
     def refresh_statistics(self) -> None:
         """Take over the model's running statistics, or what the last passes added to them."""
         self._statistics.copy()
@@ -185,16 +235,18 @@ class FoldedCopy:
 
     def own_state(self) -> dict[str, Tensor]:
         """What cannot be read off the model."""
+        state = {"inputs": self._inputs} if self.means else {}
         if self.momentum is None:
-            return {}
+            return state
         parts = {"before": self._before, "counted": self._counted}
-        return {"statistics": self._norm[3:5], **parts}
+        return {"statistics": self._norm[3:5], **parts, **state}
 
     def refresh_weights(self) -> None:
         """Take over the model's weights, and fold."""
         self._weights.copy()
         with torch.no_grad():
-            self.fold(self._sources, self._norm, self._giver, self._targets, self._bias)
+            into = (self._targets, self._bias)
+            self.fold(self._sources, self._norm, self._giver, *into, self._places)
 
     def move_statistics(self) -> None:
         """Nothing moves in eval mode."""
@@ -210,11 +262,16 @@ class Folded(Cheaper):
         momentum: of statistics for scoring alone, by which a pass moves them; nearer to those of the
             candidates than the model's running ones (usual momentum 0.1), which lag behind the weights. None
             takes those. Needs `batch_norm='eval'`.
+        means: take the means of BatchNorm not from the statistics, but from the weights as they are and what
+            the convolutions read of so many of the last candidates. They are nearly those that these
+            candidates would have (`batch_norm='train'`), at little cost. Not with `rows`.
         rows: candidates that are forwarded twice, first to find the statistics of each layer. Needs
             `batch_norm='train'` or `'batch'`.
     """
 
-    def __init__(self, momentum: float | None = None, *, rows: int | None = None) -> None:
+    def __init__(
+        self, momentum: float | None = None, *, rows: int | None = None, means: int | None = None
+    ) -> None:
         if momentum is not None and not 0 < momentum <= 1:
             raise RholossError(
                 f"`momentum` must be in (0, 1], or None for the model's own, but is {momentum}."
@@ -224,14 +281,19 @@ class Folded(Cheaper):
                 f"`rows` is {rows} and `momentum` {momentum}: statistics are those of at least one "
                 "candidate, or of the batches before; give one of the two."
             )
-        self.momentum, self.rows = momentum, rows
+        if means is not None and (means < 1 or rows is not None):
+            raise RholossError(
+                f"`means` is {means} and `rows` {rows}: give the number of candidates, at least 1, whose "
+                "inputs tell the means, or that of those which are forwarded to find all statistics."
+            )
+        self.momentum, self.rows, self.means = momentum, rows, means
         self.copy: FoldedCopy | None = None
         self.reader: Replica | None = None  # finds the statistics of candidates
 
     @property
     def options(self) -> dict[str, Any]:
         """Of which passes the statistics are."""
-        return {"momentum": self.momentum, "rows": self.rows}
+        return {"momentum": self.momentum, "rows": self.rows, "means": self.means}
 
     def attach(self, step: DeviceStep) -> None:
         """Trace the model."""
@@ -257,8 +319,9 @@ class Folded(Cheaper):
                 if isinstance(module, _BatchNorm):
                     module.momentum = 1.0  # also where the model's own keeps a mean of all batches
         model = step.copied if self.reader is None else self.reader.model
-        self.copy = FoldedCopy(model, low, self.momentum)
+        self.copy = FoldedCopy(model, low, self.momentum, self.means or 0)
         self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
+        self.copy.follow = step.wrap(follow)
         for fused, _, _ in self.copy.pairs:
             fused.patches = step.wrap(patches)
 
@@ -286,6 +349,7 @@ class Folded(Cheaper):
         with torch.no_grad():
             with own_autocast(x.device, step.dtype):
                 output = output_of(self.copy.model(x))
+            self.copy.note_inputs()
             return step.quantities(output, candidates.y), None
 
     def _read(
@@ -304,6 +368,10 @@ class Folded(Cheaper):
         step.measure(reader.model, x, y, generator, batch_norm="train")
         if alone and step.scorer.batch_norm == "train":
             reader.move_statistics()
+
+    def moved(self) -> list[Tensor]:
+        """What the convolutions read on average."""
+        return [self.copy.own_state()["inputs"]] if self.copy is not None and self.means else []
 
     def state_dict(self) -> dict[str, Any] | None:
         """Its own statistics, if it has any."""

@@ -27,6 +27,8 @@ class FusedConv(nn.Module):
     weight: Tensor
     bias: Tensor
     gives_bias_to: FusedConv | None = None
+    rows = 0  # of what it reads that are kept,
+    read: Tensor | None = None  # here
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -49,6 +51,8 @@ class FusedConv(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """The result, channels last."""
+        if self.rows:
+            self.read = x[: self.rows]
         if self.columns:
             return self._product(x, z)
         how = (self.stride, self.padding, self.dilation, self.groups)

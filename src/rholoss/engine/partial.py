@@ -67,6 +67,10 @@ class Partial(Cheaper):
         """Those of the other option."""
         return self.by.flops(step, x, y)
 
+    def moved(self) -> list[Tensor]:
+        """What moves of the other option."""
+        return self.by.moved()
+
     def state_dict(self) -> dict[str, Any] | None:
         """That of the other option."""
         return self.by.state_dict()
@@ -131,8 +135,8 @@ class Reuse(Partial):
         return self.loss.index_select(0, index)
 
     def moved(self) -> list[Tensor]:
-        """The losses and when they were seen."""
-        return [getattr(self, name) for name in self.saved]
+        """The losses and when they were seen, too."""
+        return [*super().moved(), *(getattr(self, name) for name in self.saved)]
 
     def state_dict(self) -> dict[str, Any]:
         """What moves."""
