@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 import rholoss as rho
 from rholoss import core
 from rholoss.engine import Proxy, Resident, Reuse, Trainer
+from rholoss.engine.ahead import REPEATED
 from rholoss.errors import RholossError, TooFewFiniteScoresError, UnmeasuredLossError
 from rholoss.sampler import EPOCHS
 
@@ -140,7 +141,7 @@ def test_overlapped_choices_are_one_step_stale(toy, overlap):
                 for old, now, moved in zip(
                     before, model.parameters(), scorer.parameters(), strict=True
                 ):
-                    moved += (now - old) if overlap == "ahead" else 0.0
+                    moved += REPEATED * (now - old) if overlap == "ahead" else 0.0
                     old.copy_(now)
                 scored = nn.functional.cross_entropy(
                     scorer(x[following]), y[following], reduction="none"
