@@ -5,7 +5,7 @@
 #
 # Rows are appended as they are measured; those of agreement.jsonl that are there are not measured again.
 # A row that cannot be measured takes no other with it. `PARTS="step pages"` leaves the rest for another time:
-# step (4 minutes), scores (1), train (4), others (2), larger (3), pages.
+# step (5 minutes), scores (2), train (4), others (2), larger (3), pages.
 set -u
 cd "$(dirname "$0")/.."
 data=${1:?"give the directory with CIFAR-10"}
@@ -41,7 +41,9 @@ if has step; then
         "rho 32 of 320, eager float32"
 fi
 if has scores; then
-    agreement scores
+    agreement scores --options "$recent" "$following" "$following, overlapped, ahead" overlapped \
+        "overlapped, ahead" "eval BatchNorm" "folded, statistics of 32" "shortlist of 75 %, $recent" \
+        "gate, three quarters forwarded" "gate, half forwarded" "reuse, half forwarded" "half resolution" proxy
 fi
 if has train; then
     agreement train --compile --steps 3000 --seeds 0 1 2 --options exact uniform "$recent" "$following" \
