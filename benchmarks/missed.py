@@ -53,8 +53,8 @@ TARGETS = (
         "best, folded, too, 1.45x) does not count: one step stale, it ends 1.7 to 8.7 points below exact. A "
         "shortlist of 60 % (1.60x) was held against exact scoring on digits alone: its rank correlation is "
         "0.77, since what is left out ranks last. Half resolution, a proxy, reuse and gates share too little",
-        "means that follow the weights, overlapped and looking ahead, which [agree](agreement.md) on digits and "
-        "CIFAR-10 on a CPU, and have been neither timed nor run to the end on the GPU; scoring in 8 bits",
+        "means that follow the weights, overlapped and looking ahead, which [agree](agreement.md) on a CPU "
+        "(digits, CIFAR-10), and have been neither timed nor run to the end on the GPU; scoring in 8 bits",
         "; hoped for: 1.25x",
     ),
     Target(
