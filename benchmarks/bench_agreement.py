@@ -98,6 +98,13 @@ OPTIONS = {
         )
         for share in (75, 60, 50, 40)
     },
+    **{
+        f"shortlist of {share} %, folded, following means, overlapped, ahead": Option(
+            lambda setup, share=share: Shortlist(share / 100, by=Folded(0.5, means=64)),  # type: ignore[misc]
+            {"batch_norm": "eval", "overlap": "ahead"},
+        )
+        for share in (90, 85, 80)
+    },
     "uniform": Option(trainer={"method": "uniform", "irreducible": None}),
 }
 

@@ -18,6 +18,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -38,13 +39,17 @@ PEAK_FLOPS = 790e12  # bf16 matrix product measured on an H200
 ROWS = 25_000
 
 COMBINED, STEPPED = {"combo_kernels": True}, {"coordinate_descent_tuning": True}
+COOPERATIVE = {"triton.cooperative_reductions": True}
 # Other ways to lay a step out. "uniform 32; products, books beside" is that row with these two.
 WAYS: dict[str, dict] = {
     "books beside": {"books_beside": True},
     "products": {"products": "all"},
     "products in scoring": {"products": "scoring"},
+    "sums": {"sums": "all"},
+    "sums in scoring": {"sums": "scoring"},
     "combined": {"scoring": COMBINED, "training": COMBINED},
     "combined in scoring": {"scoring": COMBINED},
+    "cooperative": {"scoring": COOPERATIVE, "training": COOPERATIVE},
     "stepped": {"scoring": STEPPED, "training": STEPPED},
     "stepped in scoring": {"scoring": STEPPED},
     "autotuned in scoring": {"scoring": {"max_autotune": True, **STEPPED}},  # compiles for minutes
@@ -151,15 +156,24 @@ def authors_way(method: str, candidates: int, k: int):
     return make
 
 
-def _shortlist(share: float) -> Shortlist:
-    return Shortlist(share, by=Folded(RECENT))
+def _recent() -> Folded:
+    return Folded(RECENT)
+
+
+def _following() -> Folded:
+    return Folded(0.5, means=64)
+
+
+def _shortlist(share: float, by: Callable[[], Folded]) -> Shortlist:
+    return Shortlist(share, by=by())
 
 
 def table() -> dict[str, tuple]:
     """By name: what makes the step, how many rows it scores and on how many it trains."""
     folded = {"batch_norm": "eval", "scoring": Folded}
-    recent = {"batch_norm": "eval", "scoring": functools.partial(Folded, RECENT)}
-    following = {"batch_norm": "eval", "scoring": functools.partial(Folded, 0.5, means=64)}
+    recent = {"batch_norm": "eval", "scoring": _recent}
+    following = {"batch_norm": "eval", "scoring": _following}
+    ahead = {**following, "overlap": "ahead"}
     kinds: dict[str, dict] = {
         "": {},
         ", overlapped": {"overlap": True},
@@ -170,14 +184,19 @@ def table() -> dict[str, tuple]:
         ", folded, recent statistics": recent,
         ", folded, recent statistics, overlapped": {**recent, "overlap": True},
         ", folded, following means": following,
-        ", folded, following means, overlapped, ahead": {**following, "overlap": "ahead"},
+        ", folded, following means, overlapped, ahead": ahead,
         ", folded, statistics of 32": {"scoring": functools.partial(Folded, rows=32)},
     }
     shares: dict[str, float] = {}
-    for percent in (75, 60, 50):
-        name = f", shortlist of {percent} %, folded, recent statistics"
-        shares[name] = percent / 100
-        kinds[name] = {"batch_norm": "eval", "scoring": functools.partial(_shortlist, shares[name])}
+    for percents, kind, options in (
+        ((75, 60, 50), ", folded, recent statistics", recent),
+        ((90, 85, 80), ", folded, following means, overlapped, ahead", ahead),
+    ):
+        for percent in percents:
+            name, share = f", shortlist of {percent} %{kind}", percent / 100
+            by = options["scoring"]
+            shares[name] = share
+            kinds[name] = {**options, "scoring": functools.partial(_shortlist, share, by)}
     rows: dict[str, tuple] = {}
     for k, candidates in ((32, 320), (32, 128), (128, 512), (128, 1280)):
         rows[f"uniform {k}"] = (functools.partial(engine, "uniform", candidates, k), 0, k)

@@ -12,15 +12,16 @@ data=${1:?"give the directory with CIFAR-10"}
 python=${PYTHON:-python} parts=${PARTS:-step scores train others larger pages}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 recent="folded, recent statistics" following="folded, following means"
+ahead="$following, overlapped, ahead"
 
 step() { "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows "$@"; }
 
 laid_out() { # WAYS: how the rows are laid out; "" is the usual way
     local rows=() name ways=${1:+; $1}
     for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
-        "rho 32 of 320, $following, overlapped, ahead" "rho 32 of 320, overlapped, ahead" \
+        "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 80 %, $ahead" \
         "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
-        "rho 128 of 512, $following, overlapped, ahead"; do
+        "rho 128 of 512, $ahead" "rho 128 of 512, shortlist of 85 %, $ahead"; do
         rows+=("$name$ways")
     done
     step "${rows[@]}" "${@:2}"
@@ -32,22 +33,28 @@ has() { [[ " $parts " == *" $1 "* ]]; }
 
 if has step; then
     laid_out ""
-    laid_out "products, combined" "rho 32 of 320; products, combined, sort compiled" "rho 32 of 320, eager float32"
+    laid_out "products, combined" "uniform 32; products, combined, sums" \
+        "rho 32 of 320; products, combined, sort compiled" \
+        "rho 32 of 320; products, combined, sort compiled, sums in scoring" \
+        "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32"
     # What a process has tried it does not try again: one of its own.
     step "uniform 32; products, combined, all algorithms" \
         "rho 32 of 320; products, combined, all algorithms, sort compiled" \
         "rho 32 of 320, $following; products, combined, all algorithms" \
-        "rho 32 of 320, $following, overlapped, ahead; products, combined, all algorithms" \
-        "rho 32 of 320, eager float32"
+        "rho 32 of 320, $ahead; products, combined, all algorithms" "rho 32 of 320, eager float32"
+    # Reductions whose parts wait for each other: if they wait for ever, nothing else does.
+    timeout 120 "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows \
+        "uniform 32; products, combined, cooperative" \
+        "rho 32 of 320; products, combined, sort compiled, cooperative"
 fi
 if has scores; then
-    agreement scores --options "$recent" "$following" "$following, overlapped, ahead" overlapped \
+    agreement scores --options "$recent" "$following" "$ahead" "shortlist of 80 %, $ahead" overlapped \
         "overlapped, ahead" "eval BatchNorm" "folded, statistics of 32" "shortlist of 75 %, $recent" \
         "gate, three quarters forwarded" "gate, half forwarded" "reuse, half forwarded" "half resolution" proxy
 fi
 if has train; then
     agreement train --compile --steps 3000 --seeds 0 1 2 --options exact uniform "$recent" "$following" \
-        "$following, overlapped, ahead" "overlapped, ahead" "gate, three quarters forwarded" \
+        "$ahead" "shortlist of 80 %, $ahead" "overlapped, ahead" "gate, three quarters forwarded" \
         "shortlist of 75 %, $recent"
 fi
 if has others; then
@@ -55,7 +62,7 @@ if has others; then
         "half resolution" proxy "gate, half forwarded"
 fi
 if has larger; then
-    larger=("$recent" "$following" "$following, overlapped, ahead" "overlapped, ahead")
+    larger=("$recent" "$following" "$ahead" "shortlist of 85 %, $ahead" "overlapped, ahead")
     agreement scores --k 128 --candidates 512 --options "${larger[@]}"
     agreement train --compile --steps 1500 --k 128 --candidates 512 --seeds 0 1 2 --options exact uniform \
         "${larger[@]}"

@@ -12,7 +12,8 @@ from rholoss.engine import CropFlip, Folded, Resident, Trainer
 pytestmark = pytest.mark.gpu
 STEPS = 24
 WAYS = [
-    "books beside", "products", "combined", "stepped", "sort compiled", "side first", "all algorithms",
+    "books beside", "products", "sums", "combined", "stepped", "sort compiled", "side first",
+    "all algorithms",
 ]  # fmt: skip
 KINDS = {
     "exact": dict,

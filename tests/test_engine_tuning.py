@@ -1,6 +1,7 @@
 """Other ways to lay a step out: they compute the same."""
 
 import argparse
+import copy
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from rholoss.engine import Folded, Resident, Trainer, step
 from rholoss.engine.fused import ProductConv, as_products
+from rholoss.engine.sums import SumsNorm, as_sums
 from rholoss.engine.tuning import FASTER, Tuning
 from rholoss.errors import RholossError
 
@@ -69,6 +71,54 @@ def test_a_layer_is_itself_again_after_an_error():
         assert conv(IMAGES[0]).shape == (4, 6, 6)  # one image, without a batch
 
 
+def passed(norm, x, over, how):
+    """What a layer gives, the gradients, and its statistics afterwards."""
+    norm, x = copy.deepcopy(norm), x.clone().requires_grad_()
+    with as_sums(norm, how):
+        out = norm(x)
+    weights = list(norm.parameters())
+    found = torch.autograd.grad((out * over).sum(), [x, *weights])
+    return [out, *found, *norm.buffers()]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_sums_give_what_batch_norm_gives(options, trains):
+    generator = torch.Generator().manual_seed(1)
+    x, over = torch.randn(2, 16, 3, 5, 5, generator=generator, dtype=torch.float64)
+    x = (
+        x * torch.tensor([1.0, 3.0, 0.1])[:, None, None]
+        + torch.tensor([0.0, -20.0, 7.0])[:, None, None]
+    )
+    norm = nn.BatchNorm2d(3, **options).double().train(trains)
+    norm(x)  # statistics, if they are kept
+    for one, other in zip(passed(norm, x, over, True), passed(norm, x, over, False), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_sums_lose_nothing_where_a_mean_is_far_from_zero():
+    x = IMAGES + 3000.0
+    norm = nn.BatchNorm2d(3)
+    norm.running_mean.fill_(3000.5)
+    with as_sums(norm):
+        assert type(norm) is SumsNorm
+        found = norm(x)
+    assert type(norm) is nn.BatchNorm2d
+    expected = nn.BatchNorm2d(3).double()(x.double()).float()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_sums_leave_other_norms_to_themselves():
+    other = nn.Sequential(nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.GroupNorm(1, 3))
+    with as_sums(other):
+        assert [type(layer) for layer in other] == [nn.BatchNorm1d, nn.SyncBatchNorm, nn.GroupNorm]
+    one = nn.BatchNorm2d(3)
+    with as_sums(one), pytest.raises(ValueError, match="more than 1 value per channel"):
+        one(torch.zeros(1, 3, 1, 1))
+
+
 def trained(tuning, **options):
     torch.manual_seed(1)
     # No bias before BatchNorm: its gradient is nothing but rounding, which Adam makes much of.
@@ -121,30 +171,30 @@ def test_options_go_to_the_pass_that_they_are_for(monkeypatch):
     assert not any(given.values())
 
 
-@pytest.mark.parametrize("products", ["none", "scoring", "all"])
-def test_which_passes_do_products(monkeypatch, products):
+@pytest.mark.parametrize(("name", "layer"), [("products", ProductConv), ("sums", SumsNorm)])
+@pytest.mark.parametrize("wanted", ["none", "scoring", "all"])
+def test_which_passes_compute_otherwise(monkeypatch, name, layer, wanted):
     passes = set()
-    forward = ProductConv.forward
+    forward = layer.forward
 
     def seen(self, x):
         passes.add("all" if torch.is_grad_enabled() else "scoring")
         return forward(self, x)
 
-    monkeypatch.setattr(ProductConv, "forward", seen)
-    trained(Tuning(products=products))
+    monkeypatch.setattr(layer, "forward", seen)
+    trained(Tuning(**{name: wanted}))
     expected = {"none": set(), "scoring": {"scoring"}, "all": {"scoring", "all"}}
-    assert passes == expected[products]
+    assert passes == expected[wanted]
 
 
 def test_the_faster_way_is_the_one_that_was_timed():
     assert bench_step.tuning("products, combined") == FASTER
 
 
-def test_products_are_of_a_known_kind():
-    with pytest.raises(
-        RholossError, match=r"`products` is 'some'; choose one of none, scoring, all"
-    ):
-        Tuning(products="some")
+@pytest.mark.parametrize("name", ["products", "sums"])
+def test_passes_are_of_a_known_kind(name):
+    with pytest.raises(RholossError, match=f"`{name}` is 'some'; choose one of none, scoring, all"):
+        Tuning(**{name: "some"})
 
 
 @pytest.mark.parametrize("algorithms", [-1, 2.5, None])

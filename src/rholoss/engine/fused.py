@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -94,17 +94,23 @@ class ProductConv(nn.Conv2d):
         return images(out, x, kernel, self.stride, self.padding)
 
 
-@contextlib.contextmanager
-def as_products(model: nn.Module, wanted: bool = True) -> Iterator[None]:
+def as_products(model: nn.Module, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
     """Have a model's convolutions of few channels done as matrix products inside."""
     convs = [m for m in model.modules() if type(m) is nn.Conv2d and columns_of(m)] if wanted else []
-    for conv in convs:
-        conv.__class__ = ProductConv
+    return as_class(convs, ProductConv)
+
+
+@contextlib.contextmanager
+def as_class(layers: Sequence[nn.Module], other: type[nn.Module]) -> Iterator[None]:
+    """Have layers compute as those of a subclass of theirs do inside."""
+    classes = [layer.__class__ for layer in layers]
+    for layer in layers:
+        layer.__class__ = other
     try:
         yield
     finally:
-        for conv in convs:
-            conv.__class__ = nn.Conv2d
+        for layer, usual in zip(layers, classes, strict=True):
+            layer.__class__ = usual
 
 
 def columns_of(conv: nn.Conv2d) -> int:

@@ -19,7 +19,6 @@ from rholoss import core, picks
 from rholoss.core import Method, Selection, Stats
 from rholoss.engine.ahead import Ahead
 from rholoss.engine.cheaper import Cheaper
-from rholoss.engine.fused import as_products
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
@@ -291,8 +290,8 @@ class DeviceStep:
         randomness: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if dropout and self.data.device.type == "cpu":  # in a CUDA graph the state is the graph's
             randomness = kept_random_state(self.data.device, core.draw_seed(generator))
-        products = as_products(model, self.tuning.products != "none")
-        with torch.no_grad(), mode, randomness, products:
+        layers = self.tuning.layers(model, scoring=True)
+        with torch.no_grad(), mode, randomness, layers:
             return self._scores(model, self.scorer, x, y, self.needs, self.draws, self.dtype)
 
     def quantities(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -335,7 +334,7 @@ class DeviceStep:
         """
         self.optimizer.zero_grad(set_to_none=True)
         x, y = chosen.x, chosen.y
-        with as_products(self.model, self.tuning.products == "all"):
+        with self.tuning.layers(self.model, scoring=False):
             loss, loss_k = self._loss(self.model, self.task, x, y, weight, self.dtype)
         with beside(self._books):
             if self.memory is not None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
+from rholoss.engine.fused import as_products
+from rholoss.engine.sums import as_sums
 from rholoss.errors import RholossError
 
-PRODUCTS = ("none", "scoring", "all")
+PASSES = ("none", "scoring", "all")
 ALGORITHMS = 10  # what torch tries of cuDNN's unless told otherwise
 
 
@@ -23,6 +28,7 @@ class Tuning:
         scoring, training: inductor's options for these passes, e.g. {"coordinate_descent_tuning": True}.
         products: have convolutions of few channels, as that of the pixels, done as matrix products: 'none',
             in 'scoring', or in 'all' passes.
+        sums: have the statistics of BatchNorm taken from sums and sums of squares, likewise.
         compiled_sort: compile the pick of the highest scores; up to 512 of them are sorted by one kernel.
         books_beside: note what a step did on a stream of its own, beside the backward pass.
         side_priority: of the stream that scores when scoring is overlapped; training has -1, lower is
@@ -34,20 +40,28 @@ class Tuning:
     scoring: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     products: str = "none"
+    sums: str = "none"
     compiled_sort: bool = False
     books_beside: bool = False
     side_priority: int = 0
     algorithms: int = ALGORITHMS
 
     def __post_init__(self) -> None:
-        if self.products not in PRODUCTS:
-            raise RholossError(
-                f"`products` is {self.products!r}; choose one of {', '.join(PRODUCTS)}."
-            )
+        for name in ("products", "sums"):
+            passes = getattr(self, name)
+            if passes not in PASSES:
+                raise RholossError(f"`{name}` is {passes!r}; choose one of {', '.join(PASSES)}.")
         if not isinstance(self.algorithms, int) or self.algorithms < 0:
             raise RholossError(
                 f"`algorithms` is {self.algorithms!r}; give a whole number, or 0 to have all of them tried."
             )
+
+    @contextlib.contextmanager
+    def layers(self, model: nn.Module, *, scoring: bool) -> Iterator[None]:
+        """Have the layers of a model that scores, or trains, compute in these ways inside."""
+        wanted = PASSES[1:] if scoring else PASSES[2:]
+        with as_products(model, self.products in wanted), as_sums(model, self.sums in wanted):
+            yield
 
 
 _COMBINED = {"combo_kernels": True}  # many small kernels, such as the casts of weights, become one
