@@ -12,13 +12,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
 # How a process is asked to end; by the second, as its terminal is closed.
 ENDS = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+ALL = "all"  # of a file of results, where one command at a time may add to it
 # How runs are shared out, and for how long, is no part of what they are.
 SHARED = r" --(claims|store|seconds|limit|side-by-side|processes)[ =]\S+"
 
@@ -35,6 +41,58 @@ def claim(folder: Path, key: object) -> bool:
 def file_of(folder: Path, key: object) -> Path:
     """The file that stands for the key, which may be of any kind."""
     return folder / hashlib.sha256(repr(key).encode()).hexdigest()
+
+
+class UnderWay:
+    """What this process is at, told to the others that add to the same results.
+
+    Bytes of a file beside these are locked, one for each name. Who ends lets go of them, killed or not.
+    """
+
+    def __init__(self, results: Path) -> None:
+        results = results.resolve()
+        results.parent.mkdir(parents=True, exist_ok=True)
+        self._file = results.with_name(f"{results.name}.lock").open("ab")
+        self._mine: set[str] = set()
+
+    def __enter__(self) -> UnderWay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()  # which lets go of all
+
+    def begin(self, name: str) -> bool:
+        """Whether no other process is at it; then this one is."""
+        if fcntl is not None:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(name))
+            except (BlockingIOError, PermissionError):
+                return False
+        self._mine.add(name)
+        return True
+
+    def only(self, names: Iterable[str]) -> None:
+        """Let go of all but these."""
+        for name in self._mine - set(names):
+            if fcntl is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _place(name))
+            self._mine.remove(name)
+
+
+def _place(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+
+
+@contextmanager
+def alone(results: Path) -> Iterator[None]:
+    """Inside, no other command that asks for it adds to these results: it is refused."""
+    with UnderWay(results) as under_way:
+        if not under_way.begin(ALL):
+            raise SystemExit(
+                f"--out {results}: another command is adding runs to it. Wait until that is through, or "
+                "give --out another file."
+            )
+        yield
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from fixtures_lines import GROUP, RHO, STUDY, UNIFORM, line, sooner, write
 
 from experiments.bench import report
 from experiments.bench.cell import Group
-from experiments.bench.claims import FAILS, HOLDS, IN_PART, NOT_RUN, Claim, Compare
+from experiments.bench.claims import FAILS, HOLDS, IN_PART, NOT_RUN, SILENT, Claim, Compare
 from experiments.bench.numbers import Results, final, share
 from experiments.studies import STUDIES
 from experiments.studies.claims import CLAIMS
@@ -86,11 +86,11 @@ def test_an_arm_without_an_epoch_to_compare_says_nothing(tmp_path):
     fewer = fewer_known(GROUP.title, "RHO-LOSS")
     write(tmp_path, line(UNIFORM, [5, 15], **many), line(RHO, [20, 60], **few))
     results = Results.read(tmp_path)
-    assert fewer.judge(STUDY, results) == ("", NOT_RUN)
+    assert fewer.judge(STUDY, results) == ("", SILENT)
     page = report.page(STUDY, results, tmp_path)
     assert "| RHO-LOSS | 10.00 | no epoch |" in page
     write(tmp_path, line(UNIFORM, [20, 20], **many), line(RHO, [5, 60], **few))
-    assert fewer.judge(STUDY, Results.read(tmp_path)) == ("", NOT_RUN)
+    assert fewer.judge(STUDY, Results.read(tmp_path)) == ("", SILENT)
     write(tmp_path, line(UNIFORM, [5, 15], **many), line(RHO, [5, 60], **few))
     assert fewer.judge(STUDY, Results.read(tmp_path))[1] == HOLDS
 
@@ -185,7 +185,9 @@ def test_a_number_of_two_runs_is_held_against_a_bound(tmp_path):
     assert replace(compare, plus=15.0).judge(STUDY, results) == ("RHO-LOSS 15.0", HOLDS)
     assert replace(compare, plus=15.1).judge(STUDY, results) == ("RHO-LOSS 15.0", FAILS)
     write(tmp_path, line(UNIFORM, [10], 1), line(RHO, [55], 1))
-    assert compare.judge(STUDY, Results.read(tmp_path)) == ("", NOT_RUN)  # the pair says nothing
+    assert compare.judge(STUDY, Results.read(tmp_path)) == ("", SILENT)
+    write(tmp_path, line(UNIFORM, [50], 0), line(RHO, [55], 1))
+    assert compare.judge(STUDY, Results.read(tmp_path)) == ("", NOT_RUN)  # no pair
 
 
 def test_where_an_arm_is_faster_is_asked_only_where_the_other_gets_anywhere(tmp_path):
@@ -195,7 +197,28 @@ def test_where_an_arm_is_faster_is_asked_only_where_the_other_gets_anywhere(tmp_
     write(tmp_path, line(far[0], [40] * 100), line(far[1], [30] * 100))
     slower = Results.read(tmp_path)
     assert faster_where(GROUP.title, "RHO-LOSS", "uniform", 40).judge(study, slower)[1] == FAILS
-    assert faster_where(GROUP.title, "RHO-LOSS", "uniform", 41).judge(study, slower)[1] == NOT_RUN
+    assert faster_where(GROUP.title, "RHO-LOSS", "uniform", 41).judge(study, slower)[1] == SILENT
+
+
+def test_parts_that_say_nothing_were_run_all_the_same(tmp_path):
+    """What the paper says of settings where uniform gets far is not open where it gets far in few."""
+    higher = Compare("Clean: a group", "RHO-LOSS", final, "uniform", above=True)
+    silent = replace(higher, measure=lambda mine, other: None, paired=True)
+    absent = Compare("Another", "loss", final, above=True)
+    study = replace(STUDY, seeds=1)
+    write(tmp_path, line(UNIFORM, [40]), line(RHO, [55]))
+    results = Results.read(tmp_path)
+
+    def verdict(*parts, spare=0):
+        return Claim("", "", "made", parts, spare=spare).judge(study, results)[1]
+
+    assert verdict(higher, silent, silent) == f"{HOLDS} (2 of 3 parts say nothing)"
+    assert verdict(higher, silent, absent) == (
+        f"{HOLDS} (1 of 3 parts not run, 1 of 3 parts say nothing)"
+    )
+    assert verdict(silent, silent) == "open (2 of 2 parts say nothing)"
+    lower = replace(higher, above=False)
+    assert verdict(lower, silent, silent, spare=2) == f"{FAILS} (2 of 3 parts say nothing)"
 
 
 def test_a_speedup_of_one_is_not_faster(tmp_path):

@@ -19,6 +19,8 @@ from experiments.bench import irreducible
 from experiments.bench import run as run_module
 from experiments.bench.cell import Cell, Group, Study
 from experiments.bench.preparation import Preparation, shared_by
+from experiments.fair_clock import __main__ as fair_clock
+from experiments.language import __main__ as language
 from experiments.models import MODELS
 from experiments.studies import STUDIES
 from rholoss.errors import RholossError
@@ -159,6 +161,81 @@ def test_what_is_there_is_not_shared_out_again(made):
     assert len(lines) == 4
     command.main([*made.words, "--processes", "2"])
     assert lines_below(made.out) == lines
+
+
+Popen = subprocess.Popen  # that of tests which put another in its place
+HOLDS = """
+import pathlib, sys
+from experiments.processes import UnderWay
+with UnderWay(pathlib.Path(sys.argv[1])) as under_way:
+    print(under_way.begin(sys.argv[2]), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def another():
+    """Another process that is at a run of some results until it is killed."""
+    started = []
+
+    def begin(results, name):
+        words = [sys.executable, "-c", HOLDS, str(results), name]
+        here = Path(__file__).parents[1]
+        where = {"cwd": here, "env": {**os.environ, "PYTHONPATH": str(here / "src")}}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(Popen(words, **where, **pipes))
+        return started[-1], started[-1].stdout.readline().strip() == "True"
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+@pytest.mark.parametrize("more", [[], ["--processes", "2"]])
+def test_two_commands_on_the_same_results_make_no_run_twice(made, another, capsys, more):
+    cells = [(cell, cell.key()) for cell in STUDIES["made"].cells()]
+    (cell, key), (_, later) = cells[:2]
+    process, has_it = another(made.out, key)
+    assert has_it
+    command.main([*made.words, *more])
+    keys = [Cell.of(line).key() for line in lines_below(made.out)]
+    assert sorted(keys) == sorted(other for _, other in cells[1:])
+    told = f"made: cifar10, clean, {cell.method} ({cell.il}), seed {cell.seed}: left to another command"
+    assert told in capsys.readouterr().err
+    assert another(made.out, later)[1]  # what is through is nobody's any more
+    process.kill()
+    process.wait()
+    command.main([*made.words, *more])
+    assert key in {Cell.of(line).key() for line in lines_below(made.out)}
+    assert len(lines_below(made.out)) == 4
+
+
+def test_what_another_command_has_made_meanwhile_is_not_made_again(made, monkeypatch):
+    """Its line came after this command had looked for lines, and before it asked for the run."""
+    command.main(made.words)
+    lines = lines_below(made.out)
+    monkeypatch.setattr(run_module, "missing", lambda cells, *folders: list(cells))
+    command.main(made.words)
+    assert lines_below(made.out) == lines
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_a_file_of_results_is_added_to_by_one_command_at_a_time(tmp_path, another):
+    out = tmp_path / "runs.jsonl"
+    process, has_it = another(out, processes.ALL)
+    assert has_it
+    race = ["final", "--n-b", "8", "--lr", "1e-3", "--out", str(out)]
+    texts = ["fair", "--data", str(tmp_path), "--out", str(out)]
+    for main, words in ((fair_clock.main, race), (language.main, texts)):
+        with pytest.raises(SystemExit, match="another command is adding runs to it"):
+            main(words)
+    process.kill()
+    process.wait()
+    with processes.alone(out):
+        assert not another(out, processes.ALL)[1]
+    assert another(out, processes.ALL)[1]
 
 
 def test_a_process_that_fails_is_told(tmp_path):

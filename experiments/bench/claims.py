@@ -25,6 +25,7 @@ Measure = Callable[..., float | None]  # of a line, and of what `Compare` says b
 MANY = 8  # parts, of which only the number that holds is told
 NOT_RUN, HOLDS, IN_PART, FAILS = "not run", "holds", "holds in part", "does not hold"
 OPEN = "open"  # of a number of parts that must hold, too few were run
+SILENT = "says nothing"  # a part whose runs are there, but are not what it speaks of
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,25 @@ class Compare:
 
     def judge(self, study: Study, results: Results) -> tuple[str, str]:
         """(ours in words, verdict)."""
-        mine, theirs = self._numbers(self._lines(study, results, self.group))
+        titles = filter(None, (self.group, self.beside))
+        each = [self._lines(study, results, title) for title in titles]
+        mine, theirs = self._numbers(each[0])
         if self.beside:
-            theirs, _ = self._numbers(self._lines(study, results, self.beside))
+            theirs, _ = self._numbers(each[1])
         seeds = sorted(set(mine) & set(theirs)) if self._against else sorted(mine)
         if not seeds:
-            return "", NOT_RUN
+            arms = [set(lines[name]) for lines in each for name in (self.arm, self.other) if name]
+            return "", SILENT if set.intersection(*arms) else NOT_RUN
         told = f"{self.group if self.beside else self.arm} {self._told(mine, seeds)}"
         told += f", {self._against} {self._told(theirs, seeds)}" if self._against else ""
-        each = [self._holds(mine[seed], theirs.get(seed, 0.0)) for seed in seeds]
-        if all(each):
+        verdicts = [self._holds(mine[seed], theirs.get(seed, 0.0)) for seed in seeds]
+        if all(verdicts):
             return told, HOLDS
         whole = self._holds(
             mean([_far(mine[seed]) for seed in seeds]),
             mean([_far(theirs.get(seed, 0.0)) for seed in seeds]),
         )
-        return told, IN_PART if whole or any(each) else FAILS
+        return told, IN_PART if whole or any(verdicts) else FAILS
 
     def short(self, study: Study, results: Results) -> set[str]:
         """What the runs lack of what the study asks for, in words."""
@@ -174,16 +178,20 @@ class Claim:
     def judge(self, study: Study, results: Results) -> tuple[str, str]:
         """(ours in words, verdict) of all parts together."""
         judged = [(part, *part.judge(study, results)) for part in self.parts]
-        ran = [entry for entry in judged if entry[2] != NOT_RUN]
-        if not ran:
+        ran = [entry for entry in judged if entry[2] not in (NOT_RUN, SILENT)]
+        silent = sum(verdict == SILENT for _, _, verdict in judged)
+        absent = len(judged) - len(ran) - silent
+        if not ran and not silent:
             return self.why, NOT_RUN
-        verdict = self._together([verdict for _, _, verdict in ran])
+        verdict = self._together([verdict for _, _, verdict in ran], absent)
         short = sorted(set().union(*(part.short(study, results) for part in self.parts)))
         own, further = min(part.seeds(study, results) for part in self.parts)
         if own < study.seeds:
             short.insert(0, of_seeds(own, further, study.seeds))
-        if len(ran) < len(judged):
-            short.append(f"{len(judged) - len(ran)} of {len(judged)} parts not run")
+        if absent:
+            short.append(f"{absent} of {len(judged)} parts not run")
+        if silent:
+            short.append(f"{silent} of {len(judged)} parts say nothing")
         verdict += f" ({', '.join(short)})" if short else ""
         if len(ran) > MANY:
             num = sum(verdict == HOLDS for _, _, verdict in ran)
@@ -192,13 +200,13 @@ class Claim:
         named = [f"{part.group}: {told}" if many else told for part, told, _ in ran]
         return "; ".join(named), verdict
 
-    def _together(self, verdicts: Sequence[str]) -> str:
+    def _together(self, verdicts: Sequence[str], absent: int) -> str:
         """Of the parts that were run; those that were not may decide, if they are most or with `spare`."""
-        held, left = verdicts.count(HOLDS), len(self.parts) - len(verdicts)
+        held = verdicts.count(HOLDS)
         if self.spare:
-            needed = max(1, len(self.parts) - self.spare)
-            if held + left >= needed:
+            needed = max(1, len(verdicts) + absent - self.spare)
+            if held + absent >= needed:
                 return HOLDS if held >= needed else OPEN
-        if held == len(verdicts) < left:
+        if not verdicts or held == len(verdicts) < absent:
             return OPEN
         return verdicts[0] if len(set(verdicts)) == 1 else IN_PART

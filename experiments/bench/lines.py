@@ -71,11 +71,12 @@ def _number(value: float, digits: int) -> float | None:
 def told(line: dict[str, Any]) -> str:
     """One line of text."""
     accuracy = f"{line['eval'][-1][1]:.2f} %" if line["eval"] else line["error"]
-    cell = Cell.of(line)
-    return (
-        f"{line['study']}: {cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), "
-        f"seed {cell.seed}: {accuracy}"
-    )
+    return f"{line['study']}: {named(Cell.of(line))}: {accuracy}"
+
+
+def named(cell: Cell) -> str:
+    """What somebody at a terminal would tell a run by."""
+    return f"{cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), seed {cell.seed}"
 
 
 def tell(text: str, file: TextIO | None = None) -> None:

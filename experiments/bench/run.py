@@ -32,7 +32,7 @@ from experiments.bench.irreducible import (
     parse,
     save_arrays,
 )
-from experiments.bench.lines import line, standing, tell, told
+from experiments.bench.lines import line, named, standing, tell, told
 from experiments.bench.pace import Pace
 from experiments.bench.problems import Problem, Problems
 from experiments.bench.streaming import STREAMS, Loop, prepare_streamed
@@ -40,6 +40,7 @@ from experiments.bench.training import Run
 from experiments.bench.unfinished import Unfinished, terminable
 from experiments.datasets import data_dir
 from experiments.models import MODELS
+from experiments.processes import UnderWay
 from rholoss import LiveIrreducible, WithIndex, coreset
 from rholoss.engine import Resident
 from rholoss.engine.interrupt import whole_steps
@@ -211,14 +212,15 @@ def run(
     """Run cells, each with the name of its study, several at a time; for `seconds` and `limit` see `Pace`.
 
     Returns how many were finished. Cells that have a line below `out` or `known` are passed over, and those
-    that `claim` says are another's; those that are not `ready` are asked for again. One that fails takes no
-    other with it: what went wrong is raised when all others are through.
+    that `claim` says are another's, or that another command is at; those that are not `ready` are asked for
+    again. One that fails takes no other with it: what went wrong is raised when all others are through.
     """
     pace = Pace(seconds, limit)
     waiting = missing(cells, out, *known)
     running: list[tuple[str, Run | Loop]] = []
     finished, failed = 0, _Failures()
-    with Bar(len(waiting), "runs", enabled=progress) as bar, terminable():
+    bar = Bar(len(waiting), "runs", enabled=progress)
+    with bar, UnderWay(out) as under_way, terminable():
         try:
             while True:
                 later = False
@@ -231,7 +233,7 @@ def run(
                         if not ready(cell):
                             later = True
                             continue
-                        if claim(cell.key()):
+                        if claim(cell.key()) and _free(under_way, study, cell, out):
                             running.append((study, bench.start(cell)))
                     waiting.remove((study, cell))
                 if not running and not later:
@@ -248,17 +250,26 @@ def run(
                         tell(told(record))
                     let_interrupt_through()
                 if len(running) < before:
+                    under_way.only(current.cell.key() for _, current in running)
                     gc.collect()  # an evaluator holds itself and, by it, memory of the device
-                under_way = [current for _, current in running]
-                pace.look(under_way)
-                over = bar.total - len(waiting) - len(under_way)
-                done_of_each = sum(current.step / current.total_steps for current in under_way)
-                bar.advance(over + done_of_each - bar.done, note=standing(under_way))
+                runs = [current for _, current in running]
+                pace.look(runs)
+                over = bar.total - len(waiting) - len(runs)
+                done_of_each = sum(current.step / current.total_steps for current in runs)
+                bar.advance(over + done_of_each - bar.done, note=standing(runs))
         except BaseException:
             bench.unfinished.put_aside([current for _, current in running])
             raise
     failed.tell()
     return finished
+
+
+def _free(under_way: UnderWay, study: str, cell: Cell, out: Path) -> bool:
+    """Whether no other command is at the run, or has made it since this one looked for its line."""
+    if under_way.begin(cell.key()):
+        return cell.key() not in done(out)
+    tell(f"{study}: {named(cell)}: left to another command, which is at it", sys.stderr)
+    return False
 
 
 def _turn(

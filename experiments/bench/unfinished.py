@@ -16,7 +16,7 @@ import torch
 from experiments import processes, records
 from experiments.bench.cell import Cell
 from experiments.bench.files import read_tensors, replacing
-from experiments.bench.lines import tell
+from experiments.bench.lines import named, tell
 from experiments.bench.streaming import Loop
 from experiments.bench.training import Run
 from rholoss.engine.interrupt import whole_steps
@@ -98,8 +98,7 @@ class Unfinished:
         return True
 
     def _tell(self, cell: Cell, what: str) -> None:
-        name = f"{cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), seed {cell.seed}"
-        tell(f"{name}: {what}", sys.stderr)
+        tell(f"{named(cell)}: {what}", sys.stderr)
 
 
 @contextlib.contextmanager

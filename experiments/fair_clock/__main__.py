@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments import records
+from experiments import processes, records
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import Choice, choice_for, tuned
 
@@ -110,6 +110,11 @@ def main(words: list[str] | None = None) -> None:
         return
     if len({one.dataset for one in each}) > 1:
         raise SystemExit("One call has one --dataset: make another call for the other.")
+    with processes.alone(a.out):
+        _race(a, each)
+
+
+def _race(a: argparse.Namespace, each: list[argparse.Namespace]) -> None:
     from experiments.fair_clock.race import Race, done, run
 
     lines = records.of_this_device([RESULTS], a.out)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -39,6 +40,12 @@ def main(words: list[str] | None = None) -> None:
 
         print(write(a.out))
         return
+    # The processes of a command add to the file side by side.
+    with processes.alone(a.out) if a.claims is None else contextlib.nullcontext():
+        _make(a, sys.argv[1:] if words is None else words)
+
+
+def _make(a: argparse.Namespace, words: list[str]) -> None:
     cells = list(
         paper(a.tasks, a.seeds, a.epochs, a.il_epochs)
         if a.command == "paper"
@@ -59,7 +66,7 @@ def main(words: list[str] | None = None) -> None:
     if a.claims is None:
         print(f"{len(cells)} runs to do", flush=True)
     if a.claims is None and a.side_by_side > 1:
-        _side_by_side(a, bench, cells, words if words is not None else sys.argv[1:])
+        _side_by_side(a, bench, cells, words)
     else:
         _run(a, bench, cells)
 
