@@ -9,6 +9,7 @@ import rholoss
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+FIGURES = [*ROOT.glob("benchmarks/results/*.md"), *ROOT.glob("experiments/results/**/*.md")]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -23,7 +24,11 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(code, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CHANGELOG.md", *sorted(FIGURES)],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if not target.startswith(("http", "mailto")):
