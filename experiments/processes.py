@@ -52,7 +52,7 @@ class UnderWay:
     def __init__(self, results: Path) -> None:
         results = results.resolve()
         results.parent.mkdir(parents=True, exist_ok=True)
-        self._file = results.with_name(f"{results.name}.lock").open("ab")
+        self._file = results.with_name(f".{results.name}.lock").open("ab")
         self._mine: set[str] = set()
 
     def __enter__(self) -> UnderWay:
