@@ -333,6 +333,14 @@ def test_options_work_beside_training_too():
         assert len(made.seen) == STEPS
 
 
+def test_a_proxy_may_share_what_nobody_trains():
+    flat = make_proxy().requires_grad_(False)
+    made = run(
+        Proxy(lambda: nn.Sequential(flat, nn.Linear(4, 4))), nn.Sequential(flat, nn.Linear(4, 4))
+    )
+    assert torch.isfinite(torch.cat(made.losses)).all()
+
+
 def test_what_makes_no_sense_is_refused():
     live = rho.LiveIrreducible(make_model())
     flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import rholoss as rho
 from rholoss.engine import Evaluator, Proxy, Resident, Streamed, Trainer, fit_resident, one_cycle
 from rholoss.engine.resident import memory_needed
 from rholoss.errors import RholossError
@@ -189,3 +190,15 @@ def test_a_model_in_eval_mode_is_trained_in_train_mode(inside):
     trainer(nn.Sequential(model) if inside else model, method="uniform").train(30)
     assert model[1].num_batches_tracked == 30
     assert model[2].training
+
+
+@pytest.mark.parametrize("overlap", [True, "ahead"])
+def test_what_does_not_go_with_overlap_is_told_with_its_value(overlap):
+    for options in (
+        {"scoring": Proxy(make_model)},
+        {"irreducible": rho.LiveIrreducible(make_model())},
+    ):
+        with pytest.raises(RholossError, match=f"`overlap`={overlap!r} cannot be had with"):
+            trainer(overlap=overlap, **options)
+    with pytest.raises(RholossError, match=f"'rho' and overlap={overlap!r}"):
+        trainer(overlap=overlap).time_scoring()

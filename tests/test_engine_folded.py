@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks.bench_agreement import Watched
+from fixtures_folded import IMAGES, N, Net, run, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -10,55 +10,12 @@ from experiments.models import ResNet18
 from rholoss.engine import Folded, Gate, Proxy, Resident, Reuse, Shortlist, Trainer
 from rholoss.engine.folded import FoldedCopy
 from rholoss.engine.fused import FusedConv
-from rholoss.engine.means import mean_input, mean_result, taps
 from rholoss.errors import RholossError
-
-N = 96
-
-
-class Net(nn.Module):
-    """Every shape of sum and ReLU that is fused, and some that are not."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, stride=(2, 1), padding=(2, 1), bias=True)
-        self.norm0 = nn.BatchNorm2d(8)
-        self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, eps=1e-3)
-        self.conv2, self.norm2 = (
-            nn.Conv2d(8, 8, 3, padding=1, groups=2),
-            nn.BatchNorm2d(8, affine=False),
-        )
-        self.conv3, self.relu = nn.Conv2d(8, 8, 1), nn.ReLU()  # no BatchNorm
-        self.conv4, self.norm4 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.last_norm = nn.BatchNorm2d(8)  # after no convolution
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = self.norm0(self.stem(x)).relu()
-        x = F.relu(x + self.norm1(self.conv1(x)))
-        inner = self.norm2(self.conv2(x))
-        x = torch.relu(inner) + inner  # used twice: not fused
-        x = F.relu(self.norm4(self.conv4(x)).relu() + x)  # the convolution has its ReLU already
-        x = self.last_norm(self.relu(self.conv3(x)) + x)
-        return self.head(x.mean((2, 3)))
-
-
-def trained(model, seed=0):
-    """Weights and statistics that are not those of the start."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_((torch.rand(parameter.shape, generator=generator) - 0.5) * 0.05)
-        for name, buffer in model.named_buffers():
-            if name.endswith(("mean", "var")):
-                buffer.add_(torch.rand(buffer.shape, generator=generator))
-    return model
 
 
 @pytest.fixture
 def images():
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(N, 3, 8, 8, generator=generator)
+    return IMAGES.clone()
 
 
 @pytest.mark.parametrize("make", [Net, ResNet18])
@@ -137,22 +94,6 @@ class InADict(nn.Module):
         return {"logits": self.inner(x)}
 
 
-def run(scoring, images, steps=6, state=None, net=Net, **options):
-    torch.manual_seed(0)
-    trainer = Trainer(
-        net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=6, learning_rate=0.05,
-        irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, scoring=scoring,
-        **{"batch_norm": "eval", **options},
-    )  # fmt: skip
-    if state is not None:
-        trainer.load_state_dict(state)
-    ids = []
-    trainer.on_flush.append(lambda step, index, losses: ids.append(index))
-    trainer.train(steps)
-    trainer.flush()
-    return torch.cat(ids), trainer
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("net", [Net, InADict])
 def test_the_trainer_chooses_what_eval_mode_chooses(images, net, overlap):
@@ -206,79 +147,6 @@ def test_with_the_momentum_of_the_model_they_are_its_running_ones(images, overla
     )
     assert torch.equal(own, exact)
     assert not torch.equal(quick, exact)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"kernel_size": 3, "padding": 1},
-        {"kernel_size": 3, "stride": 2, "padding": 1, "bias": False},
-        {"kernel_size": (5, 3), "stride": (2, 1), "padding": (2, 0), "dilation": (1, 2)},
-        {"kernel_size": 1, "stride": 2},
-        {"kernel_size": 3, "groups": 2, "padding": 2, "bias": False},
-        {"kernel_size": 4, "stride": 3},
-    ],
-)
-def test_the_mean_of_a_result_follows_from_that_of_the_inputs(how):
-    torch.manual_seed(0)
-    conv, x = nn.Conv2d(6, 8, **how), torch.randn(5, 6, 11, 9)
-    mean = mean_input(x, *taps(conv, x))
-    with torch.no_grad():
-        for _ in range(2):  # and of other weights, without another look
-            result = mean_result(conv.weight, mean) + (0 if conv.bias is None else conv.bias)
-            torch.testing.assert_close(result, conv(x).mean((0, 2, 3)))
-            conv.weight.mul_(torch.rand(conv.weight.shape))
-
-
-def test_means_that_follow_become_those_of_the_candidates(images):
-    """Where nothing moves, scoring ends where BatchNorm in train mode is, with its variances."""
-    model = trained(Net()).train()
-    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.momentum = 1.0
-    with torch.no_grad():
-        expected = model(images)  # and the running statistics are those of these images
-    for norm in (model.norm0, model.norm1, model.norm4):
-        norm.running_mean.add_(1.0)  # means, too, but for what is folded
-    norms = [model.norm0, model.norm1, model.norm2, model.norm4]
-    folded = FoldedCopy(model, torch.float32, means=len(images))
-    assert len(folded.pairs) == len(norms)
-    found = []
-    for _ in range(200):
-        folded.refresh_statistics()
-        folded.refresh_weights()
-        with torch.no_grad():
-            found.append(folded.model(images))
-        folded.note_inputs()
-    assert float((found[0] - expected).abs().mean()) > 0.1
-    torch.testing.assert_close(found[-1], expected, rtol=0.01, atol=0.01)
-
-
-def test_the_means_of_a_layer_that_is_frozen_stay_its_own(images):
-    model = trained(Net()).train()
-    model.norm0.eval()
-    folded = FoldedCopy(model, torch.float32, means=16)
-    whole = FoldedCopy(trained(Net()).eval(), torch.float32, means=16)  # all are: as a whole
-    for copy in (folded, whole):
-        copy.refresh_statistics()
-        copy.refresh_weights()
-        copy.model(images)
-        copy.note_inputs()
-    assert [bool(place.isnan().any()) for place in folded._places] == [True, False, False, False]
-    assert not any(place.isnan().any() for place in whole._places)
-
-
-def test_means_that_follow_choose_more_like_the_paper(images):
-    def shared(scoring):
-        """With exact scoring, in the steps of a run by this."""
-        torch.manual_seed(0)
-        trainer = Trainer(
-            Net(), Resident(images, torch.arange(N) % 5, device="cpu"), total_steps=60, learning_rate=0.01,
-            irreducible=torch.linspace(0, 1, N), candidates=48, keep=0.25, scoring=scoring, batch_norm="eval",
-        )  # fmt: skip
-        watched = Watched(trainer)
-        return sum(watched.look()[1] for _ in range(60)) / 60
-
-    assert shared(Folded(0.5, means=48)) > shared(Folded(0.5)) + 0.03
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -137,7 +137,8 @@ def test_means_follow_in_a_graph(data, overlap, compile):
     assert trainer.captured[True].graph is not None
     first, *others = (place.clone() for place in scoring.copy._places)
     images, _ = unaugmented(data).batch(torch.arange(N, device="cuda"))
-    pixels = mean_input(images, *taps(scoring.copy.pairs[0][1], images))
+    image = images.mean(0, dtype=torch.float32)
+    pixels = mean_input(image, *taps(scoring.copy.pairs[0][1], image))
     torch.testing.assert_close(first, pixels, atol=0.02, rtol=0.05)
     assert all(bool(other.isfinite().all()) for other in others)
     trainer.train(1)

@@ -20,6 +20,7 @@ from rholoss.engine import (
     Streamed,
     Trainer,
 )
+from rholoss.engine.ahead import REPEATED, Ahead
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.resident import Examples
 
@@ -122,6 +123,23 @@ def test_looking_ahead_scores_nearer_to_the_weights_after_the_step(monkeypatch, 
     later = slice(20, None)  # momentum has gathered
     stale, ahead = (sum(errors[overlap][later]) for overlap in (True, "ahead"))
     assert ahead < 0.8 * stale
+
+
+def test_what_is_not_trained_is_not_copied_to_look_ahead():
+    """Weights may be whole numbers, too, if they are not trained."""
+    model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[0].requires_grad_(False)
+    model[0].code = nn.Parameter(torch.arange(3), requires_grad=False)
+    ahead = Ahead(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 1
+    ahead.look()
+    names = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    for (name, now), moved in zip(model.named_parameters(), ahead.model.parameters(), strict=True):
+        assert (moved is now) == (name not in names)
+        torch.testing.assert_close(moved, now + REPEATED if name in names else now)
+    assert all(a is b for a, b in zip(model.buffers(), ahead.model.buffers(), strict=True))
 
 
 class Named(nn.Module):

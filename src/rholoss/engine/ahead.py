@@ -16,21 +16,24 @@ REPEATED = 0.75
 
 def go_on(now: list[Tensor], before: list[Tensor], ahead: list[Tensor]) -> None:
     """Move each weight on as it last moved, into `ahead`; and `before` is now."""
-    update = torch._foreach_sub(now, before)
-    torch._foreach_copy_(ahead, torch._foreach_add(now, update, alpha=REPEATED))
+    torch._foreach_copy_(ahead, before)  # all in place: weights may be large
+    torch._foreach_lerp_(ahead, now, 1 + REPEATED)
     torch._foreach_copy_(before, now)
 
 
 class Ahead:
     """A copy of a model, nearly one update further on than the model: the last update is taken to go on.
 
-    With momentum it mostly does. The buffers are the model's own.
+    With momentum it mostly does. Buffers, and weights that are not trained, are the model's own.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})
-        self._now = [weight.detach() for weight in model.parameters()]
-        self._ahead = [weight.detach() for weight in self.model.parameters()]
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        fixed = [*model.buffers(), *(w for w in model.parameters() if not w.requires_grad)]
+        self.model = copy.deepcopy(model, {id(tensor): tensor for tensor in fixed})
+        self._now = [weight.detach() for weight in trained]
+        copies = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self._ahead = [weight.detach() for weight in copies]
         self.before = [weight.clone() for weight in self._now]
         self.go_on: Callable[..., Any] = go_on
 

@@ -168,7 +168,8 @@ class Proxy(Cheaper):
         check_runs_model(self, step)
         check_new(self, self.model is None)
         self.model = ready(self.make_model(), step.data.device)
-        shared = {id(p) for p in self.model.parameters()} & {id(p) for p in step.model.parameters()}
+        own = {id(p) for p in self.model.parameters() if p.requires_grad}
+        shared = own & {id(p) for p in step.model.parameters()}
         if shared:
             raise RholossError(
                 f"The model that `make_model` of the `Proxy` returned has {len(shared)} parameter(s) of "

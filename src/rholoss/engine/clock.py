@@ -28,7 +28,7 @@ class ScoringCost:
     the time is not known (NaN) before `time`, and from then on it is the steps that scored times that.
     """
 
-    def __init__(self, step: DeviceStep, ledger: Ledger, *, overlap: bool) -> None:
+    def __init__(self, step: DeviceStep, ledger: Ledger, *, overlap: bool | str) -> None:
         self.step, self.ledger, self.overlap = step, ledger, overlap
         device = step.data.device
         ledger.runs_on(device)
@@ -64,7 +64,7 @@ class ScoringCost:
         if not self.step.runs_model or self.overlap:
             raise RholossError(
                 f"There is no time of scoring to be told apart: the method is {self.step.method.name!r} "
-                f"and overlap={self.overlap}. Compare the seconds of whole runs."
+                f"and overlap={self.overlap!r}. Compare the seconds of whole runs."
             )
         with self.ledger.paused():
             seconds = scoring_seconds(self.step, stream, repeats)

@@ -118,6 +118,8 @@ class FoldedCopy:
         graph.lint()
         self.model = fx.GraphModule(rest, graph).eval()
         self._connect(modules, rest)
+        if means:
+            self._start_inputs(model)
 
     def _fold_norms(
         self, graph: fx.Graph, modules: dict[str, nn.Module], rest: dict[str, nn.Module]
@@ -177,8 +179,6 @@ class FoldedCopy:
                 self._statistics.add(original, buffer)
         if self.momentum is not None:
             self._start_statistics(device, outs)
-        if self.means:
-            self._start_inputs(device)
 
     def _start_statistics(self, device: torch.device, outs: list[int]) -> None:
         """Those of its own: at first the running ones. Layers count their passes themselves."""
@@ -194,10 +194,15 @@ class FoldedCopy:
         self._norm[3:5] = self._running
         self._before, self._counted = self._running.clone(), self._tracked.clone()
 
-    def _start_inputs(self, device: torch.device) -> None:
+    def _start_inputs(self, model: nn.Module) -> None:
         """Nothing is known yet of what the convolutions read. Means of layers that are frozen stay theirs."""
-        trains = any(norm.training for _, _, norm in self.pairs)
-        followed = [pair for pair in self.pairs if pair[2].training or not trains]
+        followed = [pair for pair in self.pairs if pair[2].training or not model.training]
+        if not followed:
+            raise RholossError(
+                f"`means` is {self.means}, but all BatchNorm layers that `Folded` found are frozen (in eval "
+                "mode), so that their means are known; leave `means` out."
+            )
+        device = self._bias.device
         shapes = {fused: (conv.in_channels, *conv.kernel_size) for fused, conv, _ in self.pairs}
         sizes = [math.prod(shapes[fused]) for fused, _, _ in followed]
         self._inputs = torch.full((sum(sizes),), torch.nan, device=device)
@@ -214,11 +219,11 @@ class FoldedCopy:
         """Take in what the convolutions have just read."""
         if not self.means:
             return
-        inputs = [fused.read for fused in self._readers if fused.read is not None]
+        images = [fused.read for fused in self._readers if fused.read is not None]
         if not self._taps:
             convs = [conv for fused, conv, _ in self.pairs if fused in self._readers]
-            self._taps = [taps(conv, x) for conv, x in zip(convs, inputs, strict=True)]
-        self.follow(inputs, self._taps, self._inputs)
+            self._taps = [taps(conv, image) for conv, image in zip(convs, images, strict=True)]
+        self.follow(images, self._taps, self._inputs)
         for fused in self._readers:
             fused.read = None  # its memory is free
 

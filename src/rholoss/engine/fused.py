@@ -27,8 +27,8 @@ class FusedConv(nn.Module):
     weight: Tensor
     bias: Tensor
     gives_bias_to: FusedConv | None = None
-    rows = 0  # of what it reads that are kept,
-    read: Tensor | None = None  # here
+    rows = 0  # of what it reads whose mean is kept,
+    read: Tensor | None = None  # here: what is read itself would take the memory of all layers
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """The result, channels last."""
         if self.rows:
-            self.read = x[: self.rows]
+            self.read = x[: self.rows].mean(0, dtype=torch.float32)
         if self.columns:
             return self._product(x, z)
         how = (self.stride, self.padding, self.dilation, self.groups)

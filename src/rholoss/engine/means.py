@@ -14,36 +14,39 @@ from torch import Tensor, nn
 FOLLOWS = 0.15
 
 
-def taps(conv: nn.Conv2d, x: Tensor) -> list[Tensor]:
-    """How often each weight of a kernel reads each place of x, down [height, H] and across [width, W].
+def taps(conv: nn.Conv2d, image: Tensor) -> list[Tensor]:
+    """How often each weight of a kernel reads each place of an image, down [height, H] and across [width, W].
 
     Shares of the results: what is read around the image is zero, and so is not there.
     """
     found = []
-    for i, size in enumerate(x.shape[2:]):
+    for i, size in enumerate(image.shape[-2:]):
         kernel, stride, apart = conv.kernel_size[i], conv.stride[i], conv.dilation[i]
         around = conv.padding[i]
         assert isinstance(around, int)
         results = (size + 2 * around - apart * (kernel - 1) - 1) // stride + 1
-        weight, result, place = (torch.arange(n, device=x.device) for n in (kernel, results, size))
+        weight, result, place = (
+            torch.arange(n, device=image.device) for n in (kernel, results, size)
+        )
         read = apart * weight[:, None] + stride * result - around
         found.append((read[:, :, None] == place).float().mean(1))
     return found
 
 
-def mean_input(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """[in, height, width] of the kernel: what each weight is multiplied by, on average over rows and places.
+def mean_input(image: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """[in, height, width] of the kernel: what each weight is multiplied by, on average over places.
+
+    `image` is the mean of the rows, [in, H, W].
 
     As products and sums, and not as products of matrices: compiled, all layers' are done together.
     """
-    image = x.mean(0, dtype=torch.float32)
     lines = (image[:, :, None] * across).sum(3)
     return (lines[:, None] * down[:, :, None]).sum(2)
 
 
-def follow(inputs: list[Tensor], by: list[list[Tensor]], means: Tensor) -> None:
+def follow(images: list[Tensor], by: list[list[Tensor]], means: Tensor) -> None:
     """Move the mean inputs of convolutions, laid flat, towards those of a pass; from NaN all the way."""
-    read = [mean_input(x, *pair).flatten() for x, pair in zip(inputs, by, strict=True)]
+    read = [mean_input(image, *pair).flatten() for image, pair in zip(images, by, strict=True)]
     found = torch.cat(read)
     means.copy_(torch.where(means.isnan(), found, means.lerp(found, FOLLOWS)))
 

@@ -111,7 +111,7 @@ class Reuse(Partial):
     ) -> Measured:
         """New losses of those that are forwarded, old losses of the others."""
         assert self.loss is not None
-        position = self.forwarded(step, candidates.index)
+        position = in_order(self.forwarded(step, candidates.index))
         part = candidates.take(position)
         measured, _ = self.by.measure(step, model, part, generator)
         self.note(part.index, measured["loss"])
@@ -211,6 +211,11 @@ class Shortlist(Reuse):
         return torch.where(loss_B.isnan(), self.mean, loss_B)
 
 
+def in_order(position: Tensor) -> Tensor:
+    """These positions as the candidates came, at random: `Folded` takes the first few to stand for all."""
+    return position.sort().values
+
+
 def note_losses(loss: Tensor, seen: Tensor, now: Tensor, index: Tensor, new: Tensor) -> None:
     """Keep new losses of these rows, and when they were seen."""
     loss.index_copy_(0, index, new.float())
@@ -262,7 +267,7 @@ class Gate(Partial):
         """Of those that pass; NaN for the others."""
         assert step.irreducible is not None
         loss_B = step.irreducible.index_select(0, candidates.index)
-        lowest = loss_B.sort(stable=True).indices[: self.num]
+        lowest = in_order(loss_B.sort(stable=True).indices[: self.num])
         part, _ = self.by.measure(step, model, candidates.take(lowest), generator)
         unknown = torch.full_like(loss_B, torch.nan)
         return {name: unknown.index_copy(0, lowest, v.float()) for name, v in part.items()}, lowest

@@ -77,13 +77,13 @@ class Recorded:
 
 
 def check_scoring(
-    scoring: Cheaper | Recorded | None, overlap: bool, others: Sequence[object]
+    scoring: Cheaper | Recorded | None, overlap: bool | str, others: Sequence[object]
 ) -> None:
     """Raise where `scoring` does not go together with a trainer's other options (schedule, plan)."""
     if overlap and isinstance(scoring, Cheaper) and scoring.learns:
         raise RholossError(
-            f"`overlap`=True cannot be had with `{type(scoring).__name__}`: it would learn from a choice "
-            "that is not trained on yet. Pass overlap=False."
+            f"`overlap`={overlap!r} cannot be had with `{type(scoring).__name__}`: it would learn from a "
+            "choice that is not trained on yet. Pass overlap=False."
         )
     if isinstance(scoring, Recorded) and (overlap or others != [None, None]):
         raise RholossError(

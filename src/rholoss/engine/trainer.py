@@ -119,7 +119,7 @@ class Trainer:
         check_run(data, total_steps)
         self.method, self.data, device = methods.by_name(method), data, data.device
         check_overlap(overlap)
-        check_scoring(scoring, bool(overlap), others=[schedule, plan])
+        check_scoring(scoring, overlap, others=[schedule, plan])
         recorded: Tensor | None = None
         if isinstance(scoring, Recorded):
             recorded = scoring.rows(data.ids, total_steps)
@@ -172,7 +172,7 @@ class Trainer:
             self.k,
             generator=lambda: own._generator(),
             irreducible=table,
-            live=self._live(bool(overlap)),
+            live=self._live(overlap),
             compile=compile,
             lr=lr,
             lr_T=lr_T,
@@ -192,7 +192,7 @@ class Trainer:
         self.log = StepLog(log)
         reads = self.body.irreducible is not None  # who does not read them does not pay for them
         self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)) if reads else 0.0)
-        self._cost = ScoringCost(self.body, self.ledger, overlap=bool(overlap))
+        self._cost = ScoringCost(self.body, self.ledger, overlap=overlap)
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
         self.losses: list[Tensor] = []  # of the steps from where it began, as they were read
@@ -214,13 +214,13 @@ class Trainer:
             return self.device_generator
         return core.step_generator(self.seed, self.step)
 
-    def _live(self, overlap: bool) -> LiveIrreducible | None:
+    def _live(self, overlap: bool | str) -> LiveIrreducible | None:
         if not isinstance(self.source, LiveIrreducible):
             return None
         if overlap:
             raise RholossError(
-                "`overlap`=True cannot be had with a `LiveIrreducible`: its model would learn from a choice "
-                "that is not trained on yet. Pass overlap=False."
+                f"`overlap`={overlap!r} cannot be had with a `LiveIrreducible`: its model would learn from a "
+                "choice that is not trained on yet. Pass overlap=False."
             )
         self.source.check_target(self.model)
         for_graphs(self.source.optimizer, self.data.device)
