@@ -125,6 +125,19 @@ def test_looking_ahead_scores_nearer_to_the_weights_after_the_step(monkeypatch, 
     assert ahead < 0.8 * stale
 
 
+def test_looking_ahead_starts_anew_with_each_phase():
+    """Not from the weights before the steps that did not score: here they do not move any more."""
+    stale, ahead = (
+        trained(
+            overlap=overlap,
+            schedule=rho.window(10, STEPS),
+            learning_rate=lambda step: 0.1 * (step < 10),
+        ).seen
+        for overlap in (True, "ahead")
+    )
+    assert all(map(torch.equal, stale, ahead))
+
+
 def test_what_is_not_trained_is_not_copied_to_look_ahead():
     """Weights may be whole numbers, too, if they are not trained."""
     model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))

@@ -96,6 +96,7 @@ def test_the_seed_is_that_of_the_run():
         ({"optimizer": torch.optim.SGD}, "has optimizer of the model 'AdamW', but .* has 'SGD'"),
         ({"catch_up": True}, "has catch_up False, but this trainer has True"),
         ({"irreducible": rho.LiveIrreducible(nn.Linear(20, 5))}, "has no live model"),
+        ({"loss": "tokens"}, "has loss 'classification', but this trainer has 'tokens'"),
         ({"width": 17}, r"model has shape \(16, 20\) for `0.weight`, but .* \(17, 20\)"),
         ({"bias": False}, r"model has shape \(5,\) for `3.bias`, but this trainer's has nothing"),
         (
@@ -141,11 +142,18 @@ OPTIONS = {
     "plan": lambda: {"plan": InfoBatch(), "method": "uniform"},
 }
 
+
+def ladder():
+    return rho.Ladder([rho.Irreducible.from_losses(rung) for rung in (IL + 1, IL)])
+
+
 OTHERS = {
     **OPTIONS,
     "proxy of SGD": lambda: {"scoring": Proxy(small, torch.optim.SGD)},
     "reuse of 60 %": lambda: {"scoring": Reuse(0.6)},
     "shortlist of few": lambda: {"scoring": Shortlist(0.6, again=0.05)},
+    "table": dict,
+    "ladder": lambda: {"irreducible": ladder()},
     "another plan": lambda: {"plan": Remembered(1.6), "method": "uniform"},
 }
 
@@ -160,6 +168,17 @@ OTHERS = {
         ),
         ("shortlist", "reuse", "`scoring` as it was"),
         ("proxy", "reuse", "has model, optimizer of cheaper scoring"),
+        (
+            "live",
+            "table",
+            "has irreducible losses \"a live model's\", but this trainer has '300 los",
+        ),
+        (
+            "live",
+            "ladder",
+            "has irreducible losses \"a live model's\", but this trainer has '300 lo",
+        ),
+        ("ladder", "live", "has no live model"),
         ("proxy", "proxy of SGD", "has optimizer of the proxy 'AdamW', but this trainer has 'SGD'"),
         ("reuse", "reuse of 60 %", r"scoring .Reuse\(share=0.5, .* has .Reuse\(share=0.6, "),
         ("shortlist", "shortlist of few", "again=0.*again=0.05"),
@@ -171,7 +190,7 @@ OTHERS = {
     ],
 )
 def test_the_state_of_another_option_is_refused(saved, other, says):
-    refuses(trainer(**OTHERS[other]()), state_after(5, **OPTIONS[saved]()), says)
+    refuses(trainer(**OTHERS[other]()), state_after(5, **OTHERS[saved]()), says)
 
 
 def test_other_recorded_choices_are_refused():

@@ -102,8 +102,9 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 def _made(trainer: Trainer) -> dict[str, Any]:
     """What a trainer must have in common with the one whose state it takes over."""
-    source = None if trainer.body.irreducible is None else trainer.source
-    losses = None if source is None else source.digest()
+    losses = None if trainer.body.live is None else "a live model's"
+    if trainer.body.irreducible is not None and trainer.source is not None:
+        losses = trainer.source.digest()
     scoring, recorded = trainer.body.scoring, trainer.rows.recorded
     told = ", ".join(f"{name}={value!r}" for name, value in scoring.options.items())
     return {
@@ -127,6 +128,7 @@ def _made(trainer: Trainer) -> dict[str, Any]:
             f"optimizer of the {name}": type(optimizer).__name__
             for name, _, optimizer, _ in _learners(trainer, None)
         },
+        "loss": trainer.body.task.name,
         **({} if losses is None else {"irreducible losses": losses}),
     }
 
@@ -150,6 +152,11 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
             f"scores by `{type(trainer.body.scoring).__name__}`, which keeps "
             f"{', '.join(own_scoring) or 'nothing'}; pass `scoring` as it was."
         )
+    if isinstance(trainer.source, LiveIrreducible) and "model" not in (state["irreducible"] or {}):
+        raise RholossError(
+            "The saved state has no live model, but this trainer has a `LiveIrreducible`; pass "
+            "`irreducible` as it was."
+        )
     own = _made(trainer)
     for name, value in state["made"].items():
         if name in own and value != own[name]:  # not all have irreducible losses
@@ -157,11 +164,6 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
                 f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
                 "trainer as it was when the state was saved."
             )
-    if isinstance(trainer.source, LiveIrreducible) and not state["irreducible"]:
-        raise RholossError(
-            "The saved state has no live model, but this trainer has a `LiveIrreducible`; pass "
-            "`irreducible` as it was."
-        )
     for name, model, optimizer, part in _learners(trainer, state):
         _check_learner(name, model, optimizer, part)
     _schedule(trainer, state)
