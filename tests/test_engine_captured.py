@@ -180,6 +180,22 @@ def test_timing_scoring_between_replays_changes_nothing(kind):
     check_same(done(timed, STEPS - 10), done(make(kind)))
 
 
+@pytest.mark.parametrize("kind", ["overlapped", "ahead", "following means, ahead"])
+def test_weights_are_not_updated_before_they_are_copied(monkeypatch, kind):
+    """By the stream that scores: it notes that it has them, and the update waits for that."""
+    told = []
+    made = make(kind)
+    update, refresh = made.optimizer.step, made.overlapped.refresh_weights
+    monkeypatch.setattr(made.optimizer, "step", lambda: (told.append("update"), update()))
+    monkeypatch.setattr(
+        made.overlapped, "refresh_weights", lambda: (refresh(), told.append("copied"))
+    )
+    monkeypatch.setattr(torch.cuda.Event, "record", lambda *_: told.append("noted"))
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda *_: told.append("awaited"))
+    made.train(2)
+    assert told == 2 * ["copied", "noted", "awaited", "update"]
+
+
 def test_a_graph_reads_the_losses_of_the_next_rung_and_new_rates(monkeypatch):
     def run():
         rungs = [torch.full((N,), 1.3), IL[:N] / 10]

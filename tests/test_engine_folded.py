@@ -170,6 +170,8 @@ def test_a_resumed_run_has_its_statistics(images, wrapped, means, overlap):
     assert torch.equal(torch.cat([first, second]), whole)
     with pytest.raises(RholossError, match="pass `scoring` as it was"):
         run(Folded(), images, 3, half.state_dict(), overlap=overlap)
+    with pytest.raises(RholossError, match=r"momentum=0\.8.* has .*momentum=0\.5"):
+        run(wrapped(Folded(0.5, means=means)), images, 3, half.state_dict(), overlap=overlap)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -225,17 +227,19 @@ def test_statistics_of_frozen_layers_are_those_of_the_state(images, overlap):
 
 
 @pytest.mark.parametrize(
-    ("options", "mode"),
+    ("scoring", "mode"),
     [
-        ({}, "eval"),
-        ({"momentum": 0.8}, "eval"),
-        ({"means": 16}, "eval"),
-        ({"rows": 8}, "train"),
+        (lambda: Folded(), "eval"),
+        (lambda: Folded(0.8), "eval"),
+        (lambda: Folded(means=16), "eval"),
+        (lambda: Gate(0.75, by=Folded(means=16)), "eval"),
+        (lambda: Reuse(0.75, by=Folded(means=16)), "eval"),
+        (lambda: Folded(rows=8), "train"),
     ],
 )
-def test_timing_the_scoring_changes_nothing(images, options, mode):
-    whole, _ = run(Folded(**options), images, batch_norm=mode)
-    first, again = run(Folded(**options), images, steps=3, batch_norm=mode)
+def test_timing_the_scoring_changes_nothing(images, scoring, mode):
+    whole, _ = run(scoring(), images, batch_norm=mode)
+    first, again = run(scoring(), images, steps=3, batch_norm=mode)
     assert again.time_scoring(repeats=2) > 0
     seen = []
     again.on_flush.append(lambda step, index, losses: seen.append(index))

@@ -153,6 +153,8 @@ OTHERS = {
     "reuse of 60 %": lambda: {"scoring": Reuse(0.6)},
     "shortlist of few": lambda: {"scoring": Shortlist(0.6, again=0.05)},
     "table": dict,
+    "bald": lambda: {"method": "bald", "draws": 3, "dropout": 0.3},
+    "bald of more draws": lambda: {"method": "bald", "draws": 4, "dropout": 0.3},
     "ladder": lambda: {"irreducible": ladder()},
     "another plan": lambda: {"plan": Remembered(1.6), "method": "uniform"},
 }
@@ -179,6 +181,7 @@ OTHERS = {
             "has irreducible losses \"a live model's\", but this trainer has '300 lo",
         ),
         ("ladder", "live", "has no live model"),
+        ("bald", "bald of more draws", "has draws 3, but this trainer has 4"),
         ("proxy", "proxy of SGD", "has optimizer of the proxy 'AdamW', but this trainer has 'SGD'"),
         ("reuse", "reuse of 60 %", r"scoring .Reuse\(share=0.5, .* has .Reuse\(share=0.6, "),
         ("shortlist", "shortlist of few", "again=0.*again=0.05"),
@@ -254,6 +257,7 @@ def test_a_run_that_broke_can_be_taken_back():
     assert len(losses) == 70
     assert losses.isfinite().all()
     assert int(fast.counters.not_finite) == 0
+    assert fast.state_dict()["step"] == 90
 
 
 def test_an_optimizer_runs_as_its_device_needs_it():

@@ -16,7 +16,6 @@ from rholoss.engine.cheaper import Proxy
 from rholoss.errors import RholossError
 from rholoss.il.live import LiveIrreducible
 from rholoss.naming import named
-from rholoss.schedules import Schedule
 
 if TYPE_CHECKING:
     from rholoss.engine.trainer import Trainer
@@ -73,7 +72,8 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     if len(state["rates"]) == len(body.lr_T):  # else the run is to be longer than it was
         trainer.total_steps = state["total_steps"]
         body.lr_T.copy_(state["rates"])
-    trainer.schedule = _schedule(trainer, state)
+    # Its own, with the stop of the run that is gone on with: it may have come early.
+    trainer.schedule = dataclasses.replace(trainer.schedule, stop=state["stop"])
     trainer.seed = trainer.rows.seed = state["seed"]
     trainer.rows.load_state_dict(state["rows"])
     trainer.start_from(state["step"])
@@ -133,11 +133,6 @@ def _made(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _schedule(trainer: Trainer, state: Mapping[str, Any]) -> Schedule:
-    """The trainer's own, with the stop of the run that is gone on with: it may have come early."""
-    return dataclasses.replace(trainer.schedule, stop=state["stop"])
-
-
 def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Raise before anything is changed."""
     if state.get("version") != STATE_VERSION:
@@ -166,7 +161,6 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
             )
     for name, model, optimizer, part in _learners(trainer, state):
         _check_learner(name, model, optimizer, part)
-    _schedule(trainer, state)
     planned = state.get("planned_stop", trainer.planned_stop)
     if planned != trainer.planned_stop:
         warnings.warn(
