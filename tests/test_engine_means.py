@@ -96,6 +96,22 @@ def test_of_what_the_convolutions_read_the_mean_alone_is_kept(images):
     assert [fused.read for fused, _, _ in folded.pairs] == [None] * 4
 
 
+@pytest.mark.parametrize("overlap", [False, True, "ahead"])
+def test_they_follow_in_each_step(images, overlap):
+    scoring = Folded(means=16)
+    _, trainer = run(scoring, images, steps=3, overlap=overlap)
+    before = [place.clone() for place in scoring.copy._places]
+    trainer.train(1)
+    assert all(bool(place.isfinite().all()) for place in before)
+    assert not any(map(torch.equal, before, scoring.copy._places))
+
+
+def test_the_number_of_candidates_is_that_of_the_state(images):
+    _, half = run(Folded(means=16), images, steps=3)
+    with pytest.raises(RholossError, match=r"means=16.* has .*means=8"):
+        run(Folded(means=8), images, 3, half.state_dict())
+
+
 def test_means_that_follow_choose_more_like_the_paper(images):
     def shared(scoring):
         """With exact scoring, in the steps of a run by this."""

@@ -289,8 +289,9 @@ def test_a_longer_run_has_its_own_rates_and_a_switch_stays_where_it_was():
     longer = trainer(
         total_steps=2 * STEPS, learning_rate=lambda step: 0.1 if step >= STEPS else 0.0
     )
-    with pytest.warns(UserWarning, match="score up to step 5, this trainer up to step inf"):
+    with pytest.warns(UserWarning, match="score up to step 5, this trainer up to step inf") as told:
         longer.load_state_dict(state)
+    assert told[0].filename == __file__
     assert longer.schedule.stop == 5
     weights = longer.model[0].weight.detach().clone()
     longer.train(STEPS - 11)
@@ -300,8 +301,10 @@ def test_a_longer_run_has_its_own_rates_and_a_switch_stays_where_it_was():
 
 
 def test_a_schedule_of_a_longer_run_is_told():
-    with pytest.warns(UserWarning, match=r"stops scoring at step 50, but `total_steps` is 30"):
+    told_of = r"stops scoring at step 50, but `total_steps` is 30"
+    with pytest.warns(UserWarning, match=told_of) as told:
         trainer(schedule=rho.window(0, 50))
+    assert told[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer(schedule=rho.annealed(STEPS))
