@@ -94,7 +94,10 @@ def test_it_does_not_matter_when_the_side_stream_runs(monkeypatch, kind):
     assert all(map(torch.equal, *states))
 
 
-@pytest.mark.parametrize("options", [{}, KINDS["folded"](), {"batch_norm": "batch"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, KINDS["folded"](), {"batch_norm": "batch"}, {"scoring": Folded(rows=48)}],
+)
 @pytest.mark.parametrize(
     "optimizer",
     [torch.optim.AdamW, lambda weights: torch.optim.SGD(weights, momentum=0.9)],
@@ -123,6 +126,13 @@ def test_looking_ahead_scores_nearer_to_the_weights_after_the_step(monkeypatch, 
     later = slice(20, None)  # momentum has gathered
     stale, ahead = (sum(errors[overlap][later]) for overlap in (True, "ahead"))
     assert ahead < 0.8 * stale
+
+
+def test_small_images_are_scored_by_weights_that_are_looked_ahead_to():
+    stale, ahead = (
+        trained(overlap=overlap, scoring=LowerResolution(2)).seen for overlap in (True, "ahead")
+    )
+    assert not all(map(torch.equal, stale, ahead))
 
 
 def test_looking_ahead_starts_anew_with_each_phase():
