@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -30,7 +31,7 @@ def test_rows_come_normalised_and_in_order():
 def test_one_number_is_for_all_channels():
     one, each = (
         Resident(IMAGES, LABELS, mean=mean, std=std, device="cpu")
-        for mean, std in ((0.5, 0.25), ([0.5] * 3, [0.25] * 3))
+        for mean, std in ((0.5, np.float32(0.25)), ([0.5] * 3, [0.25] * 3))
     )
     rows = torch.arange(10)
     assert torch.equal(one.batch(rows)[0], each.batch(rows)[0])

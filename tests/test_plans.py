@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -115,6 +116,7 @@ def test_where_much_is_not_learnable_nothing_is_skipped(most, skips):
         (lambda: Remembered(0.0), "`chance` is 0.0, .*the logarithm of the number of classes"),
         (lambda: Remembered(math.nan), "`chance` is nan, but must be finite and above 0"),
         (lambda: Remembered(math.inf, measured=False), "`chance` is inf"),
+        (lambda: Remembered(np.int64(10)), "`chance` is 10, a whole number"),
         (lambda: Remembered(10), r"`chance` is 10, .*math.log\(10\) = 2.303 \(or 10.0, if that"),
     ],
 )

@@ -6,6 +6,7 @@ A plan costs no forward pass. It sees the losses that training itself has measur
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 import torch
@@ -140,7 +141,7 @@ class Remembered:
                 f"`chance` is {self.chance}, but must be finite and above 0: it is the loss of a guess, the "
                 "logarithm of the number of classes."
             )
-        if isinstance(self.chance, int) and self.chance > 1:
+        if isinstance(self.chance, numbers.Integral) and self.chance > 1:
             raise RholossError(
                 f"`chance` is {self.chance}, a whole number, as of classes; pass its logarithm, "
                 f"math.log({self.chance}) = {math.log(self.chance):.4g} (or {float(self.chance)}, if that is "

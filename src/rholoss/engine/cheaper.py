@@ -36,9 +36,7 @@ class Cheaper:
 
     learns = False  # whether `update` does something
     only_forwarded = False  # whether the others are not chosen, though something is known of them
-    mean_of_all = (
-        True  # whether the mean of what is measured is that of all candidates under the model
-    )
+    mean_of_all = True  # whether what is measured has the mean of all candidates under the model
 
     @property
     def options(self) -> dict[str, Any]:

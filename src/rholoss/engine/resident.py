@@ -100,7 +100,7 @@ class Resident:
     ) -> tuple[Tensor | None, Tensor | None]:
         if mean is None and std is None:
             return None, None
-        mean, std = ([n] if isinstance(n, (int, float)) else n for n in (mean, std))
+        mean, std = ([n] if isinstance(n, (int, float, np.number)) else n for n in (mean, std))
         if mean is None or std is None or not {len(mean), len(std)} <= {1, channels}:
             raise RholossError(
                 f"`mean` and `std` must have one value, or one for each of {channels} channels, but are "
