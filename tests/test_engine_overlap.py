@@ -23,6 +23,7 @@ from rholoss.engine import (
 from rholoss.engine.ahead import REPEATED, Ahead
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.resident import Examples
+from rholoss.errors import RholossError
 
 N, STEPS = 480, 110  # more than one window of a hundred
 GENERATOR = torch.Generator().manual_seed(0)
@@ -163,6 +164,19 @@ def test_what_is_not_trained_is_not_copied_to_look_ahead():
         assert (moved is now) == (name not in names)
         torch.testing.assert_close(moved, now + REPEATED if name in names else now)
     assert all(a is b for a, b in zip(model.buffers(), ahead.model.buffers(), strict=True))
+
+
+def test_a_state_of_a_run_that_trained_other_weights_is_refused():
+    def made(frozen):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 4))
+        model[1].requires_grad_(not frozen)
+        return Trainer(
+            model, Resident(IMAGES, LABELS, device="cpu"), total_steps=9, candidates=48, overlap="ahead",
+            irreducible=torch.zeros(N),
+        )  # fmt: skip
+
+    with pytest.raises(RholossError, match="looked ahead to 4, but this trainer has 2"):
+        made(True).load_state_dict(made(False).state_dict())
 
 
 class Named(nn.Module):

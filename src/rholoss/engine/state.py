@@ -117,6 +117,9 @@ def _made(trainer: Trainer) -> dict[str, Any]:
         "rule of the plan": named(trainer.rows.plan),
         "scoring": f"{type(scoring).__name__}({told})",
         "overlap": "ahead" if trainer.body.ahead else trainer.overlapped is not None,
+        "weights that are looked ahead to": len(trainer.body.ahead.before)
+        if trainer.body.ahead
+        else 0,
         "batch_norm": trainer.body.scorer.batch_norm,
         "draws": trainer.body.draws,
         "catch_up": trainer.catch_up,
