@@ -19,7 +19,7 @@ step() { "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results
 laid_out() { # WAYS: how the rows are laid out; "" is the usual way
     local rows=() name ways=${1:+; $1}
     for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
-        "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 80 %, $ahead" \
+        "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 85 %, $ahead" \
         "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
         "rho 128 of 512, $ahead" "rho 128 of 512, shortlist of 85 %, $ahead"; do
         rows+=("$name$ways")
@@ -48,13 +48,13 @@ if has step; then
         "rho 32 of 320; products, combined, sort compiled, cooperative"
 fi
 if has scores; then
-    agreement scores --options "$recent" "$following" "$ahead" "shortlist of 80 %, $ahead" overlapped \
+    agreement scores --options "$recent" "$following" "$ahead" "shortlist of 85 %, $ahead" overlapped \
         "overlapped, ahead" "eval BatchNorm" "folded, statistics of 32" "shortlist of 75 %, $recent" \
         "gate, three quarters forwarded" "gate, half forwarded" "reuse, half forwarded" "half resolution" proxy
 fi
 if has train; then
     agreement train --compile --steps 3000 --seeds 0 1 2 --options exact uniform "$recent" "$following" \
-        "$ahead" "shortlist of 80 %, $ahead" "overlapped, ahead" "gate, three quarters forwarded" \
+        "$ahead" "shortlist of 85 %, $ahead" "overlapped, ahead" "gate, three quarters forwarded" \
         "shortlist of 75 %, $recent"
 fi
 if has others; then
