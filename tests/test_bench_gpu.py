@@ -1,8 +1,9 @@
-"""`make bench-gpu`, without a GPU: what it asks of the benches is what they know, and where lines go."""
+"""What is run on a GPU, without one: what `make bench-gpu` asks of the benches, and where lines go."""
 
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -55,3 +56,17 @@ def test_lines_go_where_they_are_asked_for_beside_those_that_are_committed(tmp_p
             file.write(json.dumps({"row": "new"}) + "\n")
         asked(tmp_path, "pages", RESULTS=folder)
         assert list(records.read(results / "step.jsonl"))[-1] == {"row": "new"}  # is kept
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
+    """Its own Python runs what is in the clone."""
+    said = subprocess.run(
+        ["make", "-n", "test-gpu", "BIN=there"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "PYTHONPATH=src there/python -m pytest" in said
+    assert "PYTHONPATH=src" in (ROOT / "benchmarks" / "gpu.sh").read_text()
