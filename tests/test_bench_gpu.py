@@ -8,9 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks import bench_agreement, bench_step
+from fixtures_gpu import pretended_gpu  # noqa: F401
+from fixtures_race import tiny_race
+from torch import nn
 
 from experiments import records
+from experiments.fair_clock import race as racing
+from experiments.fair_clock.arms import Cell
+from rholoss.engine import Trainer
 
 ROOT = Path(__file__).parents[1]
 FAKE = '#!/bin/sh\nprintf "%s\\n" "$(printf "\'%s\' " "$@")" >> "$0.calls"\n'
@@ -70,3 +77,52 @@ def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
     ).stdout
     assert "PYTHONPATH=src there/python -m pytest" in said
     assert "PYTHONPATH=src" in (ROOT / "benchmarks" / "gpu.sh").read_text()
+
+
+class Asks(nn.Module):
+    """Asks the device for a number in the middle of the step, which a graph cannot."""
+
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.inner = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, num_classes))
+
+    def forward(self, x):
+        return self.inner(x) * (1.5 if x.sum().item() > 0 else 1.0)
+
+
+@pytest.fixture
+def there(request, monkeypatch):
+    request.getfixturevalue("pretended_gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
+
+
+@pytest.mark.filterwarnings("ignore:The step cannot be captured")
+def test_a_step_that_is_not_captured_has_no_row(there, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "step.jsonl"
+    monkeypatch.setattr(bench_step, "ROWS", 640)
+    monkeypatch.setattr(bench_step, "ResNet18", Asks)
+    monkeypatch.setattr(
+        bench_step,
+        "Trainer",
+        lambda *given, **options: Trainer(*given, **options | {"compile": False}),
+    )
+    words = ["bench_step.py", "--steps", "4", "--out", str(out), "--rows", "uniform 32"]
+    monkeypatch.setattr("sys.argv", words)
+    bench_step.main()
+    assert (
+        "failed: RholossError: The step is not captured: operation not" in capsys.readouterr().out
+    )
+    assert not out.exists()
+
+
+@pytest.mark.filterwarnings("ignore:The step cannot be captured")
+def test_steps_that_are_not_captured_are_not_raced(there, tmp_path, monkeypatch, capsys):
+    race = tiny_race(tmp_path, monkeypatch)
+    race.times = {}
+    monkeypatch.setattr(racing, "ResNet18", Asks)
+    cell = Cell("clean", "uniform", 8, 1e-3, 0)
+    race.measure_times([cell], steps=20)
+    assert race.failed[cell].startswith("Steps of uniform 8 of 8 are not captured: operation not")
+    assert race.times == {}
+    assert "RholossError" in capsys.readouterr().err

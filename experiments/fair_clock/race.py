@@ -197,6 +197,8 @@ class Race:
         arm = Arm("", kind.method, kind.k, plan=plan, **{name: getattr(kind, name) for name in how})
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
+        if trainer.why_eager and self.train.device.type == "cuda":
+            raise RholossError(f"Steps of {kind.key} are not captured: {trainer.why_eager}")
         self._wait()
         started = time.perf_counter()
         while time.perf_counter() - started < WARM_SECONDS and trainer.step < 8 * steps:
