@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import bench_agreement, bench_step
+from benchmarks.problems import Setup
 from fixtures_gpu import pretended_gpu  # noqa: F401
+from fixtures_images import IL, IMAGES, Y
 from fixtures_race import tiny_race
 from torch import nn
 
 from experiments import records
 from experiments.fair_clock import race as racing
 from experiments.fair_clock.arms import Cell
-from rholoss.engine import Trainer
+from rholoss.engine import Resident, Trainer
 
 ROOT = Path(__file__).parents[1]
 FAKE = '#!/bin/sh\nprintf "%s\\n" "$(printf "\'%s\' " "$@")" >> "$0.calls"\n'
@@ -82,9 +84,9 @@ def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
 class Asks(nn.Module):
     """Asks the device for a number in the middle of the step, which a graph cannot."""
 
-    def __init__(self, num_classes=10):
+    def __init__(self, num_classes=10, inputs=48):
         super().__init__()
-        self.inner = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, num_classes))
+        self.inner = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(inputs, num_classes))
 
     def forward(self, x):
         return self.inner(x) * (1.5 if x.sum().item() > 0 else 1.0)
@@ -114,6 +116,23 @@ def test_a_step_that_is_not_captured_has_no_row(there, tmp_path, monkeypatch, ca
         "failed: RholossError: The step is not captured: operation not" in capsys.readouterr().out
     )
     assert not out.exists()
+
+
+@pytest.mark.filterwarnings("ignore:The step cannot be captured")
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_run_that_is_not_captured_is_not_compared(there, tmp_path, monkeypatch, capsys, asks):
+    def make():
+        model = Asks(4, inputs=3)
+        return model if asks else model.inner
+
+    data = Resident(IMAGES, Y, device="cuda:0", mean=(0.5,) * 3, std=(0.25,) * 3)
+    made = Setup("", data, data, IL, make, make, 32, 8, None, False)
+    monkeypatch.setattr(bench_agreement, "cifar", lambda arguments: made)
+    out = tmp_path / "agreement.jsonl"
+    words = ["train", "--steps", "8", "--options", "uniform", "--out", str(out)]
+    bench_agreement.main(words)
+    told = "uniform failed: RholossError: The step is not captured" in capsys.readouterr().out
+    assert (told, out.exists()) == (asks, not asks)
 
 
 @pytest.mark.filterwarnings("ignore:The step cannot be captured")
