@@ -29,9 +29,9 @@ test-full: lint
 
 # What needs a CUDA device, on a machine that has one (its own Python: BIN=...). The output is committed.
 test-gpu:
-	$(BIN)/python -m pytest -m gpu -rs 2>&1 | tee tests/full/output_gpu.txt
+	PYTHONPATH=src $(BIN)/python -m pytest -m gpu -rs 2>&1 | tee tests/full/output_gpu.txt
 
-# The engine's figures, there too (about a quarter of an hour): make bench-gpu DATA=DIR
+# The engine's figures, there too (half an hour; the parts are in gpu.sh): make bench-gpu DATA=DIR
 bench-gpu:
 	PYTHON="$(BIN)/python" bash benchmarks/gpu.sh "$(DATA)"
 

@@ -45,6 +45,7 @@ from rholoss.engine import (
 )
 from rholoss.engine.folded import RECENT
 from rholoss.engine.resident import Examples
+from rholoss.errors import RholossError
 
 RESULTS = Path(__file__).parent / "results" / "agreement.jsonl"
 LOOKS = 10  # steps that a figure of agreement is the mean of
@@ -212,6 +213,8 @@ def train(setup: Setup, name: str, steps: int, seed: int, log: Path) -> dict[str
         run.train(num)
         if setup.train.device.type == "cuda":
             torch.cuda.synchronize()
+            if run.why_eager:  # it would be timed as if it were
+                raise RholossError(f"The step is not captured: {run.why_eager}")
         marks.append((time.perf_counter() - started) / num)
     run.flush()
     result = Evaluator(

@@ -33,6 +33,7 @@ from experiments.models import ResNet18
 from rholoss.engine import CropFlip, Folded, Resident, Shortlist, Trainer
 from rholoss.engine.folded import RECENT
 from rholoss.engine.tuning import Tuning
+from rholoss.errors import RholossError
 
 FORWARD_FLOPS = 2 * 0.556e9  # of one image
 PEAK_FLOPS = 790e12  # bf16 matrix product measured on an H200
@@ -127,8 +128,14 @@ def engine(method: str, candidates: int, k: int, *, scoring=lambda: None, **opti
             scoring=scoring(),
             **options,
         )
+
+        def step() -> None:
+            trainer.train(1)
+            if trainer.why_eager:  # nor is a row what its name says
+                raise RholossError(f"The step is not captured: {trainer.why_eager}")
+
         scores = method != "uniform" and not options.get("overlap")
-        return (lambda: trainer.train(1)), (trainer.time_scoring if scores else None)
+        return step, (trainer.time_scoring if scores else None)
 
     return make
 

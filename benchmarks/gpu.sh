@@ -1,20 +1,28 @@
 #!/usr/bin/env bash
-# The engine's figures on a GPU, those that step.md and agreement.md speak of, in about a quarter of an hour:
+# The engine's figures on a GPU, those that step.md and agreement.md speak of, in less than half an hour:
 #
 #     make bench-gpu DATA=DIR    # DIR: where CIFAR-10 lies, as for `python -m experiments`
 #
 # Rows are appended as they are measured; those of agreement.jsonl that are there are not measured again.
 # A row that cannot be measured takes no other with it. `PARTS="step pages"` leaves the rest for another time:
-# step (5 minutes), scores (2), train (4), others (2), larger (3), pages.
+# step (4 minutes), layouts (5), algorithms (3), scores (2), train (4), others (2), larger (5), pages.
+# `RESULTS=DIR` appends to files there, which begin as the committed ones; pages are made of the latter.
 set -u
+data=$(realpath "${1:?"give the directory with CIFAR-10"}") results=$(realpath -m "${RESULTS:-$(dirname "$0")/results}")
 cd "$(dirname "$0")/.."
-data=${1:?"give the directory with CIFAR-10"}
-python=${PYTHON:-python} parts=${PARTS:-step scores train others larger pages}
+python=${PYTHON:-python} parts=${PARTS:-step layouts algorithms scores train others larger pages}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
+mkdir -p "$results"
+for name in step.jsonl agreement.jsonl; do
+    [[ -e $results/$name ]] || cp "benchmarks/results/$name" "$results"
+done
 recent="folded, recent statistics" following="folded, following means"
 ahead="$following, overlapped, ahead"
 
-step() { "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows "$@"; }
+step() {
+    ${limit:+timeout --foreground -k 10 "$limit"} \
+        "$python" benchmarks/bench_step.py --steps 300 --out "$results/step.jsonl" --rows "$@"
+}
 
 laid_out() { # WAYS: how the rows are laid out; "" is the usual way
     local rows=() name ways=${1:+; $1}
@@ -27,24 +35,29 @@ laid_out() { # WAYS: how the rows are laid out; "" is the usual way
     step "${rows[@]}" "${@:2}"
 }
 
-agreement() { "$python" -m benchmarks.bench_agreement "$@" --data "$data"; }
+agreement() {
+    "$python" -m benchmarks.bench_agreement "$@" --data "$data" --out "$results/agreement.jsonl"
+}
 
 has() { [[ " $parts " == *" $1 "* ]]; }
 
 if has step; then
     laid_out ""
+fi
+if has layouts; then
     laid_out "products, combined" "uniform 32; products, combined, sums" \
         "rho 32 of 320; products, combined, sort compiled" \
         "rho 32 of 320; products, combined, sort compiled, sums in scoring" \
         "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32"
+fi
+if has algorithms; then
     # What a process has tried it does not try again: one of its own.
     step "uniform 32; products, combined, all algorithms" \
         "rho 32 of 320; products, combined, all algorithms, sort compiled" \
         "rho 32 of 320, $following; products, combined, all algorithms" \
         "rho 32 of 320, $ahead; products, combined, all algorithms" "rho 32 of 320, eager float32"
     # Reductions whose parts wait for each other: if they wait for ever, nothing else does.
-    timeout 120 "$python" benchmarks/bench_step.py --steps 300 --out benchmarks/results/step.jsonl --rows \
-        "uniform 32; products, combined, cooperative" \
+    limit=120 step "uniform 32; products, combined, cooperative" \
         "rho 32 of 320; products, combined, sort compiled, cooperative"
 fi
 if has scores; then

@@ -183,11 +183,10 @@ def agreement_page(found: list[dict[str, Any]]) -> list[str]:
     for key in dict.fromkeys(tuple(row[name] for name in problem) for row in found):
         rows = [row for row in found if tuple(row[name] for name in problem) == key]
         data, noise, k, candidates, device = key
-        title = f"## {data}, {noise:.0%} wrong labels, {k} of {candidates}, {device}"
-        lines += ["", title, ""]
+        lines += ["", f"## {data}, {noise:.0%} wrong labels, {k} of {candidates}, {device}", ""]
         lines += [f"- {line}" for line in dict.fromkeys(where(row) for row in rows)]
         lines += ["", *_agreement_table(rows)]
-        if data == "CIFAR-10" and any(row["mode"] == "train" for row in rows):
+        if any(map(_drawn, rows)):
             lines += ["", "![accuracy at equal steps over milliseconds a step](agreement.png)"]
     return lines
 
@@ -365,12 +364,13 @@ def made() -> dict[str, list[str]]:
         "wrong_labels.md": wrong_labels_page(*map(rows, wrong)),
         "staleness.md": staleness_page(rows("staleness.jsonl")),
         "candidates.md": candidates_page(rows("candidates.jsonl")),
-        "step.md": step_page(rows("step.jsonl"), any(_of_images(row) for row in agreement)),
+        "step.md": step_page(rows("step.jsonl"), any(map(_drawn, agreement))),
     }
 
 
-def _of_images(row: dict[str, Any]) -> bool:
-    return row["data"] == "CIFAR-10"
+def _drawn(row: dict[str, Any]) -> bool:
+    """Whether the picture is of this row: of runs of the usual size alone, whatever was run last."""
+    return (row["data"], row["mode"], row["k"]) == ("CIFAR-10", "train", 32)
 
 
 def main() -> None:
@@ -379,8 +379,8 @@ def main() -> None:
         temporary.write_text("\n".join(lines) + "\n")
         os.replace(temporary, RESULTS / name)
     plots.draw_steps(rows("step.jsonl"), RESULTS / "step.png")
-    runs = [row for row in rows("agreement.jsonl") if _of_images(row) and row["mode"] == "train"]
-    plots.draw_agreement(_as_the_last(runs), RESULTS / "agreement.png")
+    runs = _as_the_last([row for row in rows("agreement.jsonl") if _drawn(row)])
+    plots.draw_agreement(runs, RESULTS / "agreement.png")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ class OnGPU(torch.Tensor):
         return self.to("cpu")
 
     def to(self, *args, **kwargs):
+        if args and isinstance(args[0], torch.Tensor):  # whose real device is the host
+            args = (args[0].device, args[0].dtype, *args[1:])
         named = {name: value for name, value in kwargs.items() if name != "copy"}
         device = torch._C._nn._parse_to(*args, **named)[0]
         if device is None or device.type != "cpu":

@@ -132,6 +132,41 @@ def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
     assert f"{runs['half resolution']['accuracy'] - runs['exact']['accuracy']:+.2f} |" in page
 
 
+def test_the_picture_is_of_runs_of_the_usual_size_whatever_was_run_last(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    about = {
+        "noise": 0.0,
+        "compile": True,
+        "device": "H200",
+        "torch": "2",
+        "python": "3",
+        "date": "x",
+    }
+    run = {
+        "mode": "train",
+        "option": "exact",
+        "seed": 0,
+        "accuracy": 90.0,
+        "ms": 1.0,
+        "command": "c",
+    }
+    sizes = ((32, 320, 3000), (128, 512, 1500))
+    rows = [
+        {"data": "CIFAR-10", **about, **run, "k": k, "candidates": candidates, "steps": steps}
+        for k, candidates, steps in sizes
+    ]
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "made", lambda: {"agreement.md": pages.agreement_page(rows)})
+    monkeypatch.setattr(plots, "draw_steps", lambda *given: None)
+    monkeypatch.setattr(pages, "rows", lambda name: rows)
+    drawn = []
+    monkeypatch.setattr(plots, "draw_agreement", lambda found, path: drawn.extend(found))
+    pages.main()
+    assert [row["k"] for row in drawn] == [32]
+    parts = (tmp_path / "agreement.md").read_text().split("\n## ")[-2:]
+    assert ["agreement.png" in part for part in parts] == [True, False]
+
+
 def test_a_row_of_another_device_does_not_stand_for_one_of_this(setup, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "digits", lambda arguments: setup)
     out = tmp_path / "agreement.jsonl"

@@ -85,6 +85,7 @@ OPTIONS = {
     "gate": lambda: {"scoring": Gate(0.5)},
     "replay": lambda: {"scoring": Recorded((torch.arange(STEPS * 8) % N).view(STEPS, 8).tolist())},
     "tuned": lambda: {"tuning": Tuning({}, {}, "all", compiled_sort=True, books_beside=True)},
+    "sums": lambda: {"tuning": Tuning(sums="all")},
     "probation": lambda: {"method": "uniform", "plan": PROBATION},
     "InfoBatch": lambda: {"method": "uniform", "plan": InfoBatch()},
     "annealed, probation": lambda: folded(

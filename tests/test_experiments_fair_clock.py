@@ -16,6 +16,7 @@ from experiments.fair_clock.__main__ import arguments, cells_of, parts
 from experiments.fair_clock.arms import ARMS, Cell, kinds
 from experiments.fair_clock.race import Race, Running, done, rate, run
 from rholoss.engine import Trainer
+from rholoss.errors import RholossError
 
 TIMES = {"uniform 32 of 32": 1.0, "planned 32 of 32 by annealed": 1.0}
 TIMES |= {"scoring 32 of 160": 3.0, "scoring 32 of 128 by annealed": 3.0}
@@ -249,6 +250,35 @@ def test_a_race_that_diverges_is_a_result_and_takes_no_other_with_it(tiny, tmp_p
     assert lines[1e30]["steps"] == 100  # where it was noticed
     assert lines[1e-3]["error"] is None
     assert lines[1e-3]["steps"] == 300
+
+
+def test_a_run_that_fails_takes_no_other_with_it(tiny, tmp_path, monkeypatch, capsys):
+    made, fit, advance = Race._measure, Race._fit, Running.advance
+    arms = ("annealed", "remembered", "random half", "rho k=5", "uniform")
+    cells = [Cell("clean", arm, 8, 1e-3, 0, budget=0.3) for arm in arms]
+    tiny.times |= {"scoring 8 of 40": 2.0}
+
+    def failing(call, failed, words):
+        def called(*given):
+            if any(getattr(one, "cell", one) == failed for one in given):
+                raise RuntimeError(words)
+            return call(*given)
+
+        return called
+
+    del tiny.times["scoring 8 of 32 by annealed"]
+    monkeypatch.setattr(Race, "_measure", failing(made, cells[0], "not timed"))
+    monkeypatch.setattr(Race, "_fit", failing(fit, cells[3], "not fitted"))
+    monkeypatch.setattr(Running, "advance", failing(advance, cells[2], "not trained"))
+    tiny.measure_times(cells)
+    with pytest.raises(RholossError, match="3 run") as told:
+        run(tiny, cells, tmp_path / "runs.jsonl", side_by_side=2)
+    where = capsys.readouterr().err
+    for arm, words in (("annealed", "timed"), ("rho k=5", "fitted"), ("random half", "trained")):
+        assert f"arm={arm}|" in str(told.value)
+        assert f"RuntimeError: not {words}" in where
+    lines = [one["arm"] for one in records.read(tmp_path / "runs.jsonl")]
+    assert sorted(lines) == ["remembered", "uniform"]
 
 
 def test_irreducible_losses_are_fitted_before_anything_runs_beside_them(

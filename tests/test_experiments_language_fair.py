@@ -149,21 +149,28 @@ def test_a_budget_that_the_irreducible_losses_use_up_leaves_no_steps(runs, monke
     assert record["il_loss"] == pytest.approx(mean, abs=1e-4)
 
 
+def in_turn(events):
+    """A process that is run here, at once."""
+
+    class InTurn:
+        def __init__(self, words, process_group):
+            events.append("process")
+            self.args, self.code = words, 0
+            try:
+                command.main(words[3:])
+            except SystemExit:
+                self.code = 1
+
+        def wait(self):
+            return self.code
+
+    return InTurn
+
+
 def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     runs, bundle, tmp_path, monkeypatch
 ):
     events, measure = [], fair.Fair._seconds
-
-    class InTurn:
-        """A process that is run here, at once."""
-
-        def __init__(self, words, process_group):
-            events.append("process")
-            self.args = words
-            command.main(words[3:])
-
-        def wait(self):
-            return 0
 
     def timed(self, task, method):
         if f"{task} {method}" not in self.pace:
@@ -172,7 +179,7 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
 
     monkeypatch.setattr(command, "RESULTS", tmp_path / "committed.jsonl")
     monkeypatch.setattr(fair.Fair, "_seconds", timed)
-    monkeypatch.setattr(processes.subprocess, "Popen", InTurn)
+    monkeypatch.setattr(processes.subprocess, "Popen", in_turn(events))
     out, store = tmp_path / "runs.jsonl", tmp_path / "il"
     words = f"fair --data {bundle} --store {store} --out {out} --seeds 0 --tasks cola"
     command.main([*words.split(), "--budget", "0.3", "--side-by-side", "2"])
@@ -189,3 +196,32 @@ def test_fair_runs_go_side_by_side_after_their_steps_were_timed_alone(
     page = (out.parent / "README.md").read_text()
     assert "Equal wall clock" in page
     assert str(tmp_path) not in page
+
+
+@pytest.mark.parametrize("shared", [[], ["--side-by-side", "2"]], ids=["one", "two"])
+def test_a_fair_run_that_fails_takes_no_other_with_it(
+    runs, bundle, tmp_path, monkeypatch, capsys, shared
+):
+    run, timed, out = fair.Fair.run, fair.Fair._seconds, tmp_path / "runs.jsonl"
+
+    def failing(call, name, words):
+        def called(self, *given):
+            if name in (given[-1], getattr(given[-1], "method", "")):
+                raise RuntimeError(words)
+            return call(self, *given)
+
+        return called
+
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "committed.jsonl")
+    monkeypatch.setattr(fair.Fair, "run", failing(run, "random_half", "not trained"))
+    monkeypatch.setattr(fair.Fair, "_seconds", failing(timed, "remembered", "not timed"))
+    monkeypatch.setattr(processes.subprocess, "Popen", in_turn([]))
+    words = ["fair", "--data", str(bundle), "--store", str(tmp_path / "il"), "--out", str(out)]
+    words += ["--seeds", "0", "--tasks", "cola", "--budget", "0.3", *shared]
+    words += ["--methods", "remembered", "random_half", "uniform"]
+    with pytest.raises(SystemExit, match=r"failed|could not be prepared"):
+        command.main(words)
+    told = capsys.readouterr().err
+    assert "RuntimeError: not trained" in told
+    assert "RuntimeError: not timed" in told
+    assert {line["cell"]["method"] for line in records.read(out)} == {"uniform"}

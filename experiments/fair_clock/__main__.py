@@ -17,6 +17,7 @@ from typing import Any
 from experiments import processes, records
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import Choice, choice_for, tuned
+from rholoss.errors import RholossError
 
 RESULTS = records.RESULTS / "fair_clock" / "runs.jsonl"
 SIZES, RATES = [32, 128, 512], [1e-3, 3e-3, 6e-3]
@@ -125,7 +126,10 @@ def _race(a: argparse.Namespace, each: list[argparse.Namespace]) -> None:
     if cells:
         race = Race(a.dataset, a.data, visits=a.visits)
         race.measure_times(cells)
-        run(race, cells, a.out, side_by_side=a.side_by_side, seconds=a.seconds)
+        try:
+            run(race, cells, a.out, side_by_side=a.side_by_side, seconds=a.seconds)
+        except RholossError as error:
+            raise SystemExit(str(error)) from None  # where a run failed was told
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from rholoss.engine import (
     one_cycle,
 )
 from rholoss.engine.folded import RECENT
-from rholoss.errors import TooFewFiniteScoresError
+from rholoss.errors import RholossError, TooFewFiniteScoresError
 from rholoss.noise import uniform_noise
 
 NUM_VALIDATION = 5000
@@ -78,6 +80,16 @@ class Race:
         self._data: dict[Any, tuple[Resident, Resident]] = {}
         self._il: dict[Any, Any] = {}
         self.times: dict[str, float] = {}
+        self.failed: dict[Cell, str] = {}  # cells that will have no line, and why
+
+    @contextlib.contextmanager
+    def kept(self, cell: Cell) -> Iterator[None]:
+        """What goes wrong inside is told, and takes no other cell with it."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.failed[cell] = str(error) or type(error).__name__
 
     def labels(self, name: str) -> np.ndarray:
         if name == "clean":
@@ -171,10 +183,11 @@ class Race:
         So that what happens once a pass (dealing the rows, asking a plan) is in it.
         """
         for cell in cells:
-            for kind in kinds(cell):
-                if kind.key not in self.times:
-                    self.times[kind.key] = self._measure(cell, kind, steps)
-                    print(f"{kind.key}: {self.times[kind.key]:.3f} ms", flush=True)
+            with self.kept(cell):
+                for kind in kinds(cell):
+                    if kind.key not in self.times:
+                        self.times[kind.key] = self._measure(cell, kind, steps)
+                        print(f"{kind.key}: {self.times[kind.key]:.3f} ms", flush=True)
 
     def _measure(self, cell: Cell, kind: Kind, steps: int) -> float:
         cell = replace(cell, lr=min(cell.lr, TIMED_AT))  # no run diverges while it is timed
@@ -184,6 +197,8 @@ class Race:
         arm = Arm("", kind.method, kind.k, plan=plan, **{name: getattr(kind, name) for name in how})
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
+        if trainer.why_eager and self.train.device.type == "cuda":
+            raise RholossError(f"Steps of {kind.key} are not captured: {trainer.why_eager}")
         self._wait()
         started = time.perf_counter()
         while time.perf_counter() - started < WARM_SECONDS and trainer.step < 8 * steps:
@@ -312,26 +327,38 @@ class Running:
 def run(
     race: Race, cells: list[Cell], out: Path, *, side_by_side: int = 1, seconds: float = 1e9
 ) -> None:
-    """Run the cells, several at a time; stop taking new ones after `seconds`."""
-    started, waiting = time.perf_counter(), list(cells)
+    """Run the cells, several at a time; stop taking new ones after `seconds`.
+
+    One that fails takes no other with it: what went wrong is raised when all others are through.
+    """
+    started = time.perf_counter()
     for cell in cells:
-        if ARMS[cell.arm].needs_il:
-            race.irreducible(cell)  # with nothing beside it: its seconds count
+        if ARMS[cell.arm].needs_il and cell not in race.failed:
+            with race.kept(cell):
+                race.irreducible(cell)  # with nothing beside it: its seconds count
+    waiting = [cell for cell in cells if cell not in race.failed]
     running: list[Running] = []
     while waiting or running:
         while waiting and len(running) < side_by_side:
             if time.perf_counter() - started > seconds:
                 waiting = []
                 break
-            running.append(Running(race, waiting.pop(0)))
+            with race.kept(cell := waiting.pop(0)):
+                running.append(Running(race, cell))
         for entry in list(running):
-            entry.advance()
-            if entry.finished:
+            record = None
+            with race.kept(entry.cell):
+                entry.advance()
+                record = entry.record() if entry.finished else None
+            if record is not None or entry.cell in race.failed:
                 running.remove(entry)
-                record = entry.record()
+            if record is not None:
                 records.append(out, record)
                 entry.keep_visits()  # after the line, which is worth more
-                print(
-                    f"{entry.cell.key()}: {record['accuracy']:.2f} % in {record['steps']} steps",
-                    flush=True,
-                )
+                told = f"{record['accuracy']:.2f} % in {record['steps']} steps"
+                print(f"{entry.cell.key()}: {told}", flush=True)
+    if race.failed:
+        told = "\n".join(f"{cell.key()}: {why}" for cell, why in race.failed.items())
+        raise RholossError(
+            f"{len(race.failed)} run(s) failed and have no line; the same command runs them again.\n{told}"
+        )

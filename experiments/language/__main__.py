@@ -10,6 +10,7 @@ import contextlib
 import json
 import sys
 import time
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
     from experiments.language.fair import Fair
     from experiments.language.train import run_cell
 
-    started = time.perf_counter()
+    started, failed = time.perf_counter(), 0
     fair_runs = Fair(bench)
     if a.claims is not None and a.command == "fair":
         fair_runs.pace = json.loads((a.claims / PACE).read_text())
@@ -124,12 +125,21 @@ def _run(a: argparse.Namespace, bench: Any, cells: list[Cell]) -> None:
             continue
         if time.perf_counter() - started > a.seconds:
             print("out of time", flush=True)
-            return
-        result = fair_runs.run(cell) if cell.budget else run_cell(cell, bench)
+            break
+        try:
+            result = fair_runs.run(cell) if cell.budget else run_cell(cell, bench)
+        except Exception:  # the other runs still count
+            traceback.print_exc()
+            failed += 1
+            continue
         record = {"cell": asdict(cell), **result, **_about()}
         records.append(a.out, record)
         last = record["curve"][-1] if record["curve"] else "no time left"
         print(f"{cell} {last} {record.get('seconds', 0):.1f} s", flush=True)
+    if failed:
+        raise SystemExit(
+            f"{failed} run(s) failed and have no line; the same command runs them again."
+        )
 
 
 def _about() -> dict[str, Any]:
@@ -143,17 +153,26 @@ def _side_by_side(a: argparse.Namespace, bench: Any, cells: list[Cell], words: l
 
     started, fair_runs = time.perf_counter(), Fair(bench)
     # What is timed is timed alone. Of the paper's runs, what they share is fitted once.
+    failed = []
     for cell in cells:
-        if cell.budget:
-            fair_runs.prepare(cell)
-        elif cell.needs_il:
-            bench.fitted(TASKS[cell.task], cell.irreducible)
+        try:
+            if cell.budget:
+                fair_runs.prepare(cell)
+            elif cell.needs_il:
+                bench.fitted(TASKS[cell.task], cell.irreducible)
+        except Exception:  # the other runs still count
+            traceback.print_exc()
+            failed.append(cell)
     left = max(0.0, a.seconds - (time.perf_counter() - started))
     with processes.claims() as claims:
         (claims / PACE).write_text(json.dumps(fair_runs.pace))
+        for cell in failed:  # nobody is to time it beside others
+            processes.claim(claims, cell.key())
         # The last of two options that are the same counts.
         more = ["--claims", str(claims), "--seconds", f"{left:.0f}"]
         processes.share(a.side_by_side, "experiments.language", [*words, *more])
+    if failed:
+        raise SystemExit(f"{len(failed)} run(s) could not be prepared and have no line.")
 
 
 if __name__ == "__main__":
