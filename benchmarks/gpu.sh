@@ -5,7 +5,7 @@
 #
 # Rows are appended as they are measured; those of agreement.jsonl that are there are not measured again.
 # A row that cannot be measured takes no other with it. `PARTS="step pages"` leaves the rest for another time:
-# step (4 minutes), layouts (5), algorithms (3), scores (2), train (4), others (2), larger (5), pages.
+# step (4 minutes), layouts (3), algorithms (3), scores (2), train (4), others (2), larger (5), pages.
 # `RESULTS=DIR` appends to files there, which begin as the committed ones; pages are made of the latter.
 set -u
 data=$(realpath "${1:?"give the directory with CIFAR-10"}") results=$(realpath -m "${RESULTS:-$(dirname "$0")/results}")
@@ -24,17 +24,6 @@ step() {
         "$python" benchmarks/bench_step.py --steps 300 --out "$results/step.jsonl" --rows "$@"
 }
 
-laid_out() { # WAYS: how the rows are laid out; "" is the usual way
-    local rows=() name ways=${1:+; $1}
-    for name in "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
-        "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 85 %, $ahead" \
-        "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
-        "rho 128 of 512, $ahead" "rho 128 of 512, shortlist of 85 %, $ahead"; do
-        rows+=("$name$ways")
-    done
-    step "${rows[@]}" "${@:2}"
-}
-
 agreement() {
     "$python" -m benchmarks.bench_agreement "$@" --data "$data" --out "$results/agreement.jsonl"
 }
@@ -42,13 +31,18 @@ agreement() {
 has() { [[ " $parts " == *" $1 "* ]]; }
 
 if has step; then
-    laid_out ""
+    step "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
+        "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 85 %, $ahead" \
+        "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
+        "rho 128 of 512, $ahead" "rho 128 of 512, shortlist of 85 %, $ahead"
 fi
 if has layouts; then
-    laid_out "products, combined" "uniform 32; products, combined, sums" \
+    step "uniform 32; products, combined" "uniform 32; products, combined, sums" \
         "rho 32 of 320; products, combined, sort compiled" \
         "rho 32 of 320; products, combined, sort compiled, sums in scoring" \
-        "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32"
+        "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32" \
+        "rho 32 of 320, shortlist of 85 %, $ahead; products, combined" "uniform 128; products, combined" \
+        "rho 128 of 512, shortlist of 85 %, $ahead; products, combined"
 fi
 if has algorithms; then
     # What a process has tried it does not try again: one of its own.

@@ -40,8 +40,9 @@ TARGETS = (
         "combined kernels, 1 x 1 convolutions as products, a compiled sort, kernels tuned step by step, "
         "book-keeping on a stream of its own: together 0.2 ms. Scored with running statistics, folded in, it "
         "is 2.24 ms, but that is another BatchNorm mode",
-        "statistics of the candidates inside the convolutions' own kernels: the passes over the activations "
-        "that they take are most of what folding saves",
+        "statistics from sums, and in one kernel each: `Tuning(sums=...)` and cooperative reductions, which "
+        "`make bench-gpu` has rows for, and which have not been timed; or inside the convolutions: "
+        "the passes over the activations that statistics take are most of what folding saves",
     ),
     Target(
         "RHO-LOSS, 32 of 320, best option that counts",
@@ -54,7 +55,8 @@ TARGETS = (
         "shortlist of 60 % (1.60x) was held against exact scoring on digits alone: its rank correlation is "
         "0.77, since what is left out ranks last. Half resolution, a proxy, reuse and gates share too little",
         "means that follow the weights, overlapped and looking ahead, which [agree](agreement.md) on a CPU "
-        "(digits, CIFAR-10), and have been neither timed nor run to the end on the GPU; scoring in 8 bits",
+        "(digits, CIFAR-10), with a shortlist of 85 %, too (digits); neither was timed or run to the end "
+        "on the GPU; scoring in 8 bits",
         "; hoped for: 1.25x",
     ),
     Target(
@@ -62,10 +64,10 @@ TARGETS = (
         1.4,
         "x",
         ("rho 128 of 512",),
-        "the same (folded 1.55x, overlapped, too, 1.42x at best, a shortlist of 75 % 1.50x); whether any "
-        "counts at this size is not measured",
-        "agreement at this size; fewer candidates, for the FLOP floor alone is 2.3 times that of the uniform "
-        "step",
+        "the same (folded 1.55x, overlapped, too, 1.42x at best, a shortlist of 75 % 1.50x); what counts at "
+        "this size was measured on digits alone, on a CPU",
+        "following means, overlapped and looking ahead, with a shortlist of 85 %: they [count](agreement.md) on"
+        " digits; fewer candidates, for the FLOP floor alone is 2.3 times that of the uniform step",
     ),
     Target(
         "exact RHO-LOSS against the eager float32 step",
