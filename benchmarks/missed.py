@@ -66,8 +66,8 @@ TARGETS = (
         ("rho 128 of 512",),
         "the same (folded 1.55x, overlapped, too, 1.42x at best, a shortlist of 75 % 1.50x); what counts at "
         "this size was measured on digits alone, on a CPU",
-        "following means, overlapped and looking ahead, with a shortlist of 85 %: they [count](agreement.md) on"
-        " digits; fewer candidates, for the FLOP floor alone is 2.3 times that of the uniform step",
+        "following means, overlapped and looking ahead, with a shortlist of 85 %: on digits they "
+        "[count](agreement.md); fewer candidates, for the FLOP floor alone is 2.3 times that of the uniform",
     ),
     Target(
         "exact RHO-LOSS against the eager float32 step",
