@@ -269,11 +269,12 @@ def save(path: Path, text: str) -> Path:
 
 
 def claims_table(claims: Sequence[Claim], studies: Mapping[str, Study], results: Results) -> str:
-    """All claims in one table."""
+    """All claims in one table, those that were not run at its end."""
     rows = []
     for claim in claims:
         ours, verdict = claim.judge(studies[claim.study], results)
         rows.append([claim.text, claim.paper, ours, f"[{verdict}]({claim.study}/README.md)"])
+    rows.sort(key=lambda row: row[-1].startswith(f"[{NOT_RUN}]"))
     return "\n".join(_table(["claim", "the paper", "ours", "verdict"], rows))
 
 
