@@ -62,7 +62,7 @@ def test_tables_and_notes_are_those_of_the_page(text):
     assert "Not run, or not in full: RHO-LOSS: 1 of 2 seeds." in text
     assert "Another" not in text.rpartition("<body>")[2]  # a group without runs
     assert "It is &lt;faster&gt;" in text
-    assert '<a href="#made">holds (1 of 2 seeds)</a>' in text
+    assert '<span class="holds"><a href="#made">holds (1 of 2 seeds)</a></span>' in text
     assert '<section id="made">' in text
 
 
@@ -83,7 +83,7 @@ def test_every_link_within_the_page_leads_somewhere(tmp_path):
 
 def test_claims_can_be_read_on_a_narrow_screen(text):
     assert '<table class="stack">' in text
-    assert '<td data-label="verdict"><a href="#made">' in text
+    assert '<td data-label="verdict"><span class="holds"><a href="#made">' in text
     assert "Of the 1 claims below 1 holds. 1 of the verdicts rest" in text
 
 

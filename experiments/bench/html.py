@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.bench import plots
 from experiments.bench.cell import Group, Study
-from experiments.bench.claims import Claim
+from experiments.bench.claims import FAILS, HOLDS, IN_PART, Claim
 from experiments.bench.numbers import Results
 from experiments.bench.report import (
     PROTOCOL,
@@ -36,6 +36,8 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)/]+)/README\.md\)")
 BODY = """
 <style>
 section h3 { margin: 3rem 0 .6rem; } td { vertical-align: top; } figure { margin: 1.2rem 0; }
+.holds, .holds a { color: var(--good); font-weight: 600; }
+.fails, .fails a { color: var(--bad); font-weight: 600; }
 @media (max-width: 46rem) {
   .stack td { display: block; text-align: left; white-space: normal; }
   .stack td::before { display: block; font-size: .9rem; }
@@ -166,6 +168,14 @@ def _linked(row: Sequence[str], shown: Container[str]) -> list[Any]:
         found = LINK.fullmatch(text)
         if not found:
             return text
-        return link.format(found[2], found[1]) if found[2] in shown else found[1]
+        told = link.format(found[2], found[1]) if found[2] in shown else found[1]
+        return _coloured(told, found[1])
 
     return [cell(text) for text in row]
+
+
+def _coloured(told: Any, verdict: str) -> Any:
+    """What holds and what does not is seen before it is read."""
+    kinds = {IN_PART: "part", HOLDS: "holds", FAILS: "fails"}
+    kind = next((kind for words, kind in kinds.items() if verdict.startswith(words)), "open")
+    return page.need("markupsafe").Markup('<span class="{}">{}</span>').format(kind, told)
