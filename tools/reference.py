@@ -83,7 +83,9 @@ def described(module: Any, name: str) -> Iterator[str]:
 
 def methods_of(kind: type) -> Iterator[str]:
     """Those that it has of its own; what a base of ours has is told there."""
-    known = {name for base in kind.__mro__[1:] if "rholoss" in base.__module__ for name in vars(base)}
+    known = {
+        name for base in kind.__mro__[1:] if "rholoss" in base.__module__ for name in vars(base)
+    }
     for name, value in vars(kind).items():
         if name.startswith("_") or name in known:
             continue
