@@ -28,7 +28,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, ROOT / "CHANGELOG.md", *sorted(FIGURES)],
+    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "examples/README.md", *sorted(FIGURES)],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_links_lead_somewhere(page):
@@ -52,6 +52,11 @@ def test_the_index_lists_every_page():
         for line in (ROOT / "docs/index.md").read_text().splitlines()
         if "](" in line
     } | {"index.md"}
+
+
+def test_the_examples_are_listed():
+    listed = re.findall(r"\| \[(\w+\.py)\]", (ROOT / "examples/README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in ROOT.glob("examples/*.py"))
 
 
 def test_every_public_name_is_on_a_page():
