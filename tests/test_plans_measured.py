@@ -73,6 +73,15 @@ def test_hopeless_rows_are_on_probation_before_they_are_left_out_for_good(measur
     assert torch.equal(for_good, torch.arange(N // 10, N))
 
 
+@pytest.mark.parametrize("again", [0, 8])
+def test_rows_that_were_left_out_for_good_stay_out_of_a_run_that_is_made_longer(again):
+    """By its new length it has not come as far as `filter_from`."""
+    plan, known = Remembered(CHANCE, again=again), situation(0.5, some_hopeless())
+    assert torch.equal(plan(known).rows, torch.arange(N // 10, N))
+    longer = replace(situation(0.2, some_hopeless()), notes=known.notes)
+    assert torch.equal(plan(longer).rows, torch.arange(N // 10, N))
+
+
 def test_a_row_on_probation_comes_back_when_it_is_learnt():
     plan, notes, losses = Remembered(CHANCE), {}, some_hopeless()
     plan(replace(situation(0.3, losses), notes=notes))

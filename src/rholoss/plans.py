@@ -158,7 +158,8 @@ class Remembered:
         if skips and (known & stays).any():
             learnt = known & (s.last < s.last[known & stays].mean())
             stays &= ~learnt | (s.random() >= self.skip)
-        if out.any() and s.progress < self.filter_from:
+        on_probation = s.progress < self.filter_from and "bound" not in s.notes
+        if out.any() and on_probation:
             stays |= out & (s.random() < 1 / self.again)
         return Epoch(stays.nonzero().flatten())
 
