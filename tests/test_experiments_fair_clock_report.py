@@ -15,7 +15,6 @@ from experiments.fair_clock.__main__ import RESULTS
 from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import tuned, tuned_best
 from experiments.fair_clock.report import (
-    about,
     difference,
     draw_curves,
     page,
@@ -23,6 +22,7 @@ from experiments.fair_clock.report import (
     results,
     write,
 )
+from experiments.fair_clock.words import about
 from experiments.intervals import interval
 
 
@@ -44,7 +44,7 @@ def test_the_page_holds_what_was_run_and_says_what_was_not(tmp_path):
     lines += [line("remembered", 91.5 + seed, seed, split="final") for seed in (0, 1)]
     lines += [line("uniform", 80)]
     text = page(lines, None)
-    assert "| remembered | 92.00 ± 0.71 (2) | +1.50 ± 0.00 |" in text
+    assert "| remembered | 92.00 ± 0.71 (2) | **+1.50 ± 0.00** |" in text
     assert "| uniform | 90.50 ± 0.71 (2) |  |" in text
     assert text.count("Not run yet.") == 6
     assert "| clean | uniform | 128 | 80.00 (1) |" in text
@@ -222,14 +222,19 @@ def test_tuning_runs_whose_irreducible_losses_were_free_are_told_apart():
 
 def test_the_page_says_what_its_arms_do():
     text = page([line(split="final"), line("annealed, ladder, recent BN", split="final")], None)
-    assert "- **uniform**: all rows, as they come." in text
+    assert "| uniform | all rows, as they come |" in text
     assert (
-        "- **annealed, ladder, recent BN**: RHO-LOSS chooses one of 4 until the target has caught up (at "
+        "| annealed, ladder, recent BN | RHO-LOSS chooses one of 4 until the target has caught up (at "
         "most 30 % of the steps), scored with BatchNorm's recent statistics, one step stale; irreducible "
         "losses after 1, 3 and 12 epochs; rows that were never better than chance are left out from 30 % on, "
-        "if they are more than 3 %."
+        "if they are more than 3 % |"
     ) in text
     assert "InfoBatch" not in text
+    assert "Only in tuning runs" not in text
+    text = page([line("InfoBatch"), line(split="final")], None)
+    assert (
+        text.index("| uniform |") < text.index("Only in tuning runs") < text.index("| InfoBatch |")
+    )
     told = {name: about(arm) for name, arm in ARMS.items()}
     assert len(set(told.values())) == len(told)  # no two arms are the same
     assert told["minus IL 10 %"].endswith("without the 10 % of highest irreducible loss")

@@ -10,10 +10,10 @@ from typing import Any
 
 from experiments import records
 from experiments.fair_clock.again import command
-from experiments.fair_clock.arms import ARMS, LABELS, LONGEST, Arm, Cell
+from experiments.fair_clock.arms import ARMS, LABELS, Cell
 from experiments.fair_clock.choose import Choices, choice_for, tuned, tuned_best
+from experiments.fair_clock.words import about
 from experiments.intervals import interval
-from rholoss.engine import InfoBatch, Plan, RandomShare, Remembered
 
 Line = dict[str, Any]
 ALL_LABELS = LABELS["cifar10"]
@@ -37,12 +37,15 @@ def spread(lines: Sequence[Line]) -> str:
 
 
 def difference(ours: Sequence[Line], theirs: Sequence[Line]) -> str:
-    """Mean paired difference with its interval."""
+    """Mean paired difference with its interval; bold if ahead, with 0 outside of the interval."""
     found = paired(ours, theirs)
     if not found:
         return ""
     mean, half = interval(found)
-    return f"{mean:+.2f}" if half == float("inf") else f"{mean:+.2f} ± {half:.2f}"
+    if half == float("inf"):
+        return f"{mean:+.2f}"
+    told = f"{mean:+.2f} ± {half:.2f}"
+    return f"**{told}**" if mean > half else told
 
 
 def table(lines: Sequence[Line], best: Choices) -> list[str]:
@@ -226,75 +229,18 @@ def results(lines: Sequence[Line]) -> list[str]:
         text += [f"## {section.title}", ""]
         chosen = tuned(lines, section.n_b) if section.n_b else best
         text += [*(table(found, chosen) if was_run else ["Not run yet."]), ""]
-        text += ["Once more:", "", "```", command(found), "```", ""] if was_run else []
+        text += _again(found) if was_run else []
     for name in dict.fromkeys(map(_name, beyond)):
         text += [f"## Also run: {name}", ""]
         found = [line for line in beyond if _name(line) == name]
-        text += [*table(found, best), "", "Once more:", "", "```", command(found), "```", ""]
+        text += [*table(found, best), "", *_again(found)]
     return text
 
 
-STATISTICS = {
-    "eval": "BatchNorm's running statistics",
-    "recent": "BatchNorm's recent statistics",
-    "following": "BatchNorm's means as they follow the weights",
-    "train": "the candidates' own statistics",
-    "rows": "the statistics of some candidates",
-}
-STALE = {False: "", True: ", one step stale", "ahead": ", by weights that are looked ahead to"}
-
-
-def about(arm: Arm) -> str:
-    """What an arm does, in words."""
-    parts = []
-    if arm.scores:
-        if arm.switch is None:
-            until = f"until the target has caught up (at most {LONGEST:.0%} of the steps)"
-        else:
-            until = "to the end" if arm.switch == 1 else f"for {arm.switch:.0%} of the steps"
-        method = {"rho": "RHO-LOSS", "loss": "training loss"}[arm.method]
-        scored = STATISTICS[arm.batch_norm] + STALE[arm.overlap]
-        parts.append(f"{method} chooses one of {arm.k} {until}, scored with {scored}")
-        if arm.shortlist < 1:
-            parts.append(f"only the {arm.shortlist:.0%} that promise most are scored")
-    if arm.needs_il:
-        *rungs, last = map(str, (*arm.rungs, arm.il_epochs))
-        epochs = f"{', '.join(rungs)} and {last}" if rungs else last
-        parts.append(f"irreducible losses after {epochs} epochs")
-    if arm.drop:
-        parts.append(f"without the {arm.drop:.0%} of highest irreducible loss")
-    if arm.plan is not None:
-        parts.append(planned(arm.plan(1.0)))
-    return ("; ".join(parts) or "all rows, as they come").replace("%", " %")
-
-
-def planned(plan: Plan) -> str:
-    """What the passes that score nothing leave out."""
-    if isinstance(plan, RandomShare):
-        if plan.share == 1:
-            return "all rows, and their losses are remembered"
-        return f"a fresh random {plan.share:.0%} of the rows each pass"
-    if isinstance(plan, InfoBatch):
-        return f"{plan.prune:.0%} of the rows below the mean loss are left out, the others of them count more"
-    assert isinstance(plan, Remembered)
-    parts = []
-    if plan.filter_from < 1:
-        unless = f", if they are more than {plan.least:.0%}" if plan.least else ""
-        if plan.measured:
-            which = (
-                "rows whose label never had more probability than the share of wrong labels, which is "
-                "measured,"
-            )
-        else:
-            which = "rows that were never better than chance"
-        probation = plan.again and plan.chance is not None
-        before = f", before that but for one in {plan.again} each pass" if probation else ""
-        parts.append(f"{which} are left out from {plan.filter_from:.0%} on{before}{unless}")
-    if plan.skip:
-        wrong = "of the labels are wrong" if plan.measured else "are left out"
-        unless = f", unless more than {plan.most:.0%} {wrong}" if plan.most < 1 else ""
-        parts.append(f"{plan.skip:.0%} of what is learnt is skipped{unless}")
-    return ", ".join(parts)
+def _again(lines: Sequence[Line]) -> list[str]:
+    """The command for these runs once more, which is long."""
+    summary = "<details><summary>Once more: the command for all runs of this table</summary>"
+    return [summary, "", "```", command(lines), "```", "", "</details>", ""]
 
 
 def _until_then(lines: Sequence[Line], first: str) -> str:
@@ -313,15 +259,29 @@ def _fixed(lines: Sequence[Line]) -> str:
     return "" if best is None else f" Of those fixed by hand, {best[0]} is first ({best[1]:.2f})."
 
 
+def _arms(lines: Sequence[Line]) -> list[str]:
+    """What each arm does; those that were only tuned come last."""
+    final = {line["arm"] for line in lines if line["split"] == "final"}
+    there = {line["arm"] for line in lines}
+    told = {name: f"| {name} | {about(arm)} |" for name, arm in ARMS.items() if name in there}
+    raced = [row for name, row in told.items() if name in final]
+    others = [row for name, row in told.items() if name not in final]
+    head = ["| arm | what it does |", "|---|---|"]
+    text = ["## The arms", "", *head, *raced]
+    return [*text, "", "Only in tuning runs:", "", *head, *others] if others else text
+
+
 def page(lines: Sequence[Line], curves: Path | None) -> str:
     """Everything that was run, and what was not."""
-    shown = [arm for name, arm in ARMS.items() if any(line["arm"] == name for line in lines)]
-    text = [
-        INTRODUCTION,
-        *(f"- **{arm.name}**: {about(arm)}." for arm in shown),
-        "",
-        *results(lines),
-    ]
+    text = [INTRODUCTION, *results(lines)]
+    if curves is not None:
+        told = (
+            "On the way, in tuning runs: means over the seeds, each arm at the size and rate where it did "
+            "best; bands go from the lowest to the highest."
+        )
+        text += ["## Accuracy over seconds", "", told, ""]
+        text += [f"![accuracy over seconds]({curves.name})", ""]
+    text += [*_arms(lines), ""]
     text += [
         "## Tuning: accuracy on the 5,000 held-out training points, whose labels are as noisy",
         "",
@@ -336,12 +296,6 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
             "whatever the test set says of others." + _until_then(lines, first[0]) + _fixed(lines),
             "",
         ]
-    if curves is not None:
-        told = (
-            "Means over the seeds, each arm at the size and rate where it did best; bands go from the "
-            "lowest to the highest."
-        )
-        text += [f"![accuracy over seconds]({curves.name})", "", told, ""]
     others = [line for line in tune if not _counts(Cell.of(line))]
     for race in dict.fromkeys(map(_name, others)):
         text += [f"Tuning, {race}:", ""]
@@ -362,17 +316,24 @@ def page(lines: Sequence[Line], curves: Path | None) -> str:
 
 INTRODUCTION = """# The fair race: who is ahead at equal wall clock?
 
-ResNet-18 on CIFAR. Every arm has the same seconds of one H200, learning rate up over a tenth of its steps
-and then down to zero, bf16, random crops and flips, the same initial weights for a seed. A budget is turned
-into steps by step times measured alone in the same call; compiling and capturing the training step, and
-evaluating, are in nobody's time. **Irreducible losses (2-fold cross-fit of the small CNN) are paid from the
-budget** unless a table says "reused"; those of a label set are fitted once a call, for all its seeds. Batch
-size and rate are chosen on 5,000 training points held out (with labels as noisy as the rest); an arm that
-was not tuned by itself takes what was uniform's then, and what was not tuned at all (60 s, half of the
-data) takes those of the main table. The test set is read once, at the end of a final run. Numbers: accuracy
-in %, mean ± standard deviation (seeds; runs that diverged are among them); difference to uniform seed by
-seed with its 95 % t interval. Lines: [runs.jsonl](runs.jsonl). What was found, and what it means:
-[FINDINGS.md](FINDINGS.md). The arms:
+What was found, and what it means: [FINDINGS.md](FINDINGS.md). Here are all tables. The rules:
+
+- ResNet-18 on CIFAR, bf16, random crops and flips; [the arms](#the-arms) of a seed begin with the same
+  weights.
+- Every arm has the same seconds of one H200, and takes its learning rate up over a tenth of its steps and
+  then down to zero.
+- **Irreducible losses (2-fold cross-fit of the small CNN) are paid from the budget** unless a table says
+  "reused"; those of a label set are fitted once a call, for all its seeds.
+- A budget is turned into steps by step times measured alone in the same call; compiling and capturing the
+  training step, and evaluating, are in nobody's time.
+- Batch size and rate are chosen on 5,000 training points held out, with labels as noisy as the rest. An arm
+  that was not tuned by itself takes what was uniform's then, and what was not tuned at all (60 s, half of
+  the data) takes those of the main table.
+- The test set is read once, at the end of a final run.
+
+Numbers: accuracy in %, mean ± standard deviation (seeds; runs that diverged are among them). Differences
+are taken seed by seed, with their 95 % t interval; bold: ahead, with 0 outside of the interval. Lines:
+[runs.jsonl](runs.jsonl).
 """
 
 
