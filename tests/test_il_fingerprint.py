@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from rholoss.data import WithIndex
 from rholoss.errors import IdentityMismatchError, RholossError
 from rholoss.il.fingerprint import identify
 from rholoss.il.hashing import content_hash, label_codes
 from rholoss.il.store import Irreducible
 from rholoss.il.views import labels_of
+from rholoss.indexed import WithIndex
 
 
 class Labelled(Dataset):

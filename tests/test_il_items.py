@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from rholoss import progress
-from rholoss.data import WithIndex
 from rholoss.errors import IdentityMismatchError, RholossError, StoreError
 from rholoss.il.fit import score_irreducible
 from rholoss.il.hashing import content_hash
 from rholoss.il.store import Irreducible
+from rholoss.indexed import WithIndex
 
 
 class Items(Dataset):

@@ -15,9 +15,9 @@ from torch.utils.data import DistributedSampler
 
 from rholoss import distributed
 from rholoss.core import step_generator
-from rholoss.data import ids_of_rows
 from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
+from rholoss.indexed import ids_of_rows
 from rholoss.memory import Memory, Plan, Situation, check_epoch
 from rholoss.sampler import EPOCHS
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from rholoss.core import step_generator
-from rholoss.data import ids_of_rows
 from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
+from rholoss.indexed import ids_of_rows
 from rholoss.picks import random_k
 
 EPOCHS = 2**31  # keeps the seeds of orders apart from those of steps; torch reads 32 bits of a seed

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.ids import Ids, as_ids
+from rholoss.indexed import ids_of_rows
 from rholoss.streams import Stream
 
 SEE_WHERE = "Add --traceback to see where."

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.fingerprint import Identity, identify
 from rholoss.il.hashing import ABSENT, numpy_of
 from rholoss.il.ids import Ids, as_ids, check_distinct, check_not_negative, hash_keys
 from rholoss.il.store import Irreducible
+from rholoss.indexed import ids_of_rows
 
 # Names that `table_of` and the files of a store give.
 OWN = ("format", "version", "rows", "measured", "identity", "files", "created", "rholoss", "torch")

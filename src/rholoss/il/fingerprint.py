@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from rholoss.data import ids_of_rows, without_ids
 from rholoss.errors import IdentityMismatchError, RholossError
 from rholoss.il.hashing import ABSENT, content_hash, feed, label_codes
 from rholoss.il.ids import Ids, as_ids, shown
 from rholoss.il.views import labels_of, own_randomness, rows_inside
+from rholoss.indexed import ids_of_rows, without_ids
 
 SAMPLED = 256  # rows whose content is kept where there are no labels
 AGAIN = (

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il import files, split
 from rholoss.il.build import library_version, rows_for
@@ -44,6 +43,7 @@ from rholoss.il.train import (
     trained_parameters,
 )
 from rholoss.il.views import own_randomness
+from rholoss.indexed import without_ids
 from rholoss.naming import code_hash, named
 from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.progress import Bar, say

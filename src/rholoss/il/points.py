@@ -12,11 +12,11 @@ from torch import Generator, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rholoss import data as batch_data
-from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash, numpy_of
 from rholoss.il.ids import Ids, as_ids, shown
 from rholoss.il.views import rows_inside, seed_all
+from rholoss.indexed import fetch, ids_of_rows, without_ids
 from rholoss.naming import code_hash, named, without_addresses
 
 FETCHED_TWICE = 8
@@ -65,10 +65,7 @@ class Rows(Dataset[Any]):
         return self.view[int(self.position[place])]
 
     def __getitems__(self, places: list[int]) -> list[Any]:
-        # Some data sets (Hugging Face) fetch many rows at once much faster.
-        rows = [int(row) for row in self.position[places]]
-        fetch = getattr(self.view, "__getitems__", None)
-        return fetch(rows) if callable(fetch) else [self.view[row] for row in rows]
+        return fetch(self.view, self.position[places].tolist())
 
 
 def points_of(dataset: Any, argument: str) -> Points:
@@ -86,7 +83,7 @@ def points_of(dataset: Any, argument: str) -> Points:
         )
     if not len(dataset):
         raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
-    ids = as_ids(batch_data.ids_of_rows(dataset), argument)
+    ids = as_ids(ids_of_rows(dataset), argument)
     distinct, position, which = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
     if len(distinct) < len(ids):
         row = rows_inside(dataset)[1]  # one that a view holds twice is one point

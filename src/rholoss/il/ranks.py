@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import INDEX, WithIndex, ids_of_rows, without_ids
+from rholoss.data import INDEX
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
 from rholoss.il.build import library_version, rows_for
@@ -23,6 +23,7 @@ from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
 from rholoss.il.train import Factory, Settings, fit_member, rows_to_visit
 from rholoss.il.views import own_randomness, root_of
+from rholoss.indexed import WithIndex, ids_of_rows, without_ids
 from rholoss.naming import code_hash, named
 from rholoss.progress import Bar
 from rholoss.streams import Stream

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash
 from rholoss.il.ids import as_ids, shown
 from rholoss.il.points import Points
 from rholoss.il.views import rows_inside
+from rholoss.indexed import ids_of_rows
 
 COMPARED = 8  # rows, to tell whether a data set was made twice
 

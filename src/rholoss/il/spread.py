@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from rholoss import data as batch_data
 from rholoss import losses
-from rholoss.data import without_ids
 from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
@@ -31,10 +30,11 @@ from rholoss.il.hashing import content_hash, label_codes
 from rholoss.il.ids import as_ids
 from rholoss.il.partial import Partial
 from rholoss.il.parts import Merged, Parts, entries_of, new_start
-from rholoss.il.points import Loading, Points, Rows, check_items, loaded
+from rholoss.il.points import Loading, Points, check_items, loaded
 from rholoss.il.score import evaluating, tell_unusable
 from rholoss.il.store import Irreducible
 from rholoss.il.views import ids_at, labels_of, own_randomness, root_of
+from rholoss.indexed import fetch, without_ids
 from rholoss.progress import Bar, say
 from rholoss.streams import Stream
 
@@ -84,7 +84,7 @@ class Blocks:
         stop, view = min(start + self.block, self.rows), without_ids(self.dataset)
         for low in range(start + skip, stop, self.batch_size):
             rows = np.asarray(self.position[low : min(low + self.batch_size, stop)], np.int64)
-            items = Rows(view, rows).__getitems__(list(range(len(rows))))
+            items = fetch(view, rows.tolist())
             codes = None if self.codes is None else self.codes[rows]
             yield as_ids(ids_at(self.dataset, rows), "dataset"), codes, items
 

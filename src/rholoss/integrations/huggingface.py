@@ -26,6 +26,7 @@ from torch.utils.data import IterableDataset
 
 from rholoss import data
 from rholoss.errors import RholossError
+from rholoss.indexed import Indexed, WithIndex
 from rholoss.integrations.padding import trimmed
 from rholoss.selector import Selector
 from rholoss.streams import Stream
@@ -304,7 +305,7 @@ def _is_sent(accelerator: Any, dataset: Any) -> bool:
 
 def with_ids(dataset: Any) -> Any:
     """The data set if its items carry an "index" already, else with row numbers."""
-    if dataset is None or isinstance(dataset, (data.WithIndex, data.WithIrreducible)):
+    if dataset is None or isinstance(dataset, Indexed):
         return dataset
     names = getattr(dataset, "column_names", None)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -318,12 +319,12 @@ def with_ids(dataset: Any) -> Any:
     if names is None and len(dataset):
         first = dataset[0]
         names = list(first) if isinstance(first, Mapping) else []
-    return dataset if data.INDEX in (names or ()) else data.WithIndex(dataset)
+    return dataset if data.INDEX in (names or ()) else WithIndex(dataset)
 
 
 def _ids_in_front(dataset: Any) -> str | None:
     """Behind the ids of `WithIndex` stands a 'tuple' or another 'item'; None where items are mappings."""
-    if not isinstance(dataset, (data.WithIndex, data.WithIrreducible)) or not len(dataset):
+    if not isinstance(dataset, Indexed) or not len(dataset):
         return None
     own = dataset.dataset[0]
     if isinstance(own, Mapping):

@@ -184,13 +184,13 @@ class Batches:
         self.crew.send_weights(step, self.every, lambda: weights.pack(self.model, step))
         if not self._is_scored(step):
             self.crew.hand_out(step, self._rows)
-            return self._own(serve.fetch(self.loader, self.loader.batch_sampler.at(step)), False)
+            return self._own(serve.batch_at(self.loader, step), False)
         device = data.device_of(self.model)
         with select.ledger.timed(device):
             self.crew.hand_out(step, self._rows)
             found = self.crew.take(step, self.wait)
         if found is None:
-            batch = serve.fetch(self.loader, self.loader.batch_sampler.at(step))
+            batch = serve.batch_at(self.loader, step)
             return self._own(batch, counted=True)
         content = data.to_device(wire.from_bytes(found[1]), device)
         training = serve.with_leaves(self._structure, content["leaves"])

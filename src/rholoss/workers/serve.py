@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rholoss import data
 from rholoss.core import Stats
 from rholoss.errors import RholossError
+from rholoss.indexed import fetch
 from rholoss.selector import Selector
 from rholoss.steplog import Chosen, StepLog
 from rholoss.workers import weights, wire
@@ -82,11 +83,9 @@ def with_leaves(structure: Any, leaves: list[Any]) -> Any:
     return data.tree_map(put, structure)
 
 
-def fetch(loader: Any, rows: list[int]) -> Any:
-    """The batch of these rows, as the loader would make it."""
-    many = getattr(loader.dataset, "__getitems__", None)
-    items = many(rows) if many else [loader.dataset[row] for row in rows]
-    return loader.collate_fn(items)
+def batch_at(loader: Any, step: int) -> Any:
+    """The candidates of a step, as the loader would give them."""
+    return loader.collate_fn(fetch(loader.dataset, loader.batch_sampler.at(step)))
 
 
 def serve(
@@ -100,7 +99,7 @@ def serve(
     """Score until the trainer is gone; returns how many steps that were."""
     select.log, select.auto_off = StepLog(None), None
     # The dry run, which takes its time: nobody has to wait for it. The weights come later.
-    select(model, _load(loader, select.step))
+    select(model, batch_at(loader, select.step))
     try:
         wire.send(connection, {"kind": "hello", "number": number, "same": dict(same)})
         answer, _ = wire.receive(connection)
@@ -160,7 +159,7 @@ def _read(connection: Connection, loader: Any, inbox: queue.SimpleQueue[Any]) ->
             while True:
                 head, body = wire.receive(connection)
                 if head["kind"] == "task":
-                    inbox.put((head, pool.submit(_load, loader, head["step"])))
+                    inbox.put((head, pool.submit(batch_at, loader, head["step"])))
                     continue
                 packed += body
                 if head["last"]:
@@ -168,10 +167,6 @@ def _read(connection: Connection, loader: Any, inbox: queue.SimpleQueue[Any]) ->
                     packed = bytearray()
         except wire.LOST:
             inbox.put(None)
-
-
-def _load(loader: Any, step: int) -> Any:
-    return fetch(loader, loader.batch_sampler.at(step))
 
 
 def _next(inbox: queue.SimpleQueue[Any]) -> Callable[[], Any]:
