@@ -60,7 +60,7 @@ ROOMS = {
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
         "arguments distributed ladder state"
     ),
-    "workers": "core data indexed modes picks sampler selector steplog workers",
+    "workers": "core data indexed modes picks sampler selector state steplog workers",
     "coreset": "core data indexed methods scoring losses il progress sources",
     "timing": "core data indexed methods modes scoring losses il progress",
     "advise": "core ledger timing",

@@ -150,7 +150,7 @@ def warn_of_one_row(model: nn.Module, rows: int, keep: float) -> None:
             f"Of a batch of {rows} candidates one row is selected (`keep`={keep}), and the model has "
             "BatchNorm, which a single row gives no statistics (BatchNorm1d raises). Pass drop_last=True to "
             "the loader or to `select.batch_sampler`, if this is the last batch; else larger batches.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from rholoss import data, losses
-from rholoss.core import MONTE_CARLO
+from rholoss.core import MONTE_CARLO, draw_seed
 from rholoss.errors import RholossError
 from rholoss.modes import (
     BATCH_NORM_MODES,
@@ -84,6 +84,14 @@ class Scorer:
         self._protected: list[str] = []  # buffers that the dry run found to move
         self._dry: bool | None = None  # in the first pass: whether draws are compared
 
+    def passes(self, needs: frozenset[str]) -> int:
+        """Forward passes of each example: one, or one for each Monte-Carlo draw."""
+        return self.draws if needs & MONTE_CARLO else 1
+
+    def seed(self, needs: frozenset[str], generator: torch.Generator) -> int:
+        """The seed for `measure`; nothing is taken from the generator where dropout is off."""
+        return draw_seed(generator) if needs & MONTE_CARLO or self.dropout else 0
+
     def measure(
         self,
         model: nn.Module,
@@ -102,7 +110,7 @@ class Scorer:
         run: Any = scored_module(model)
         if eager or self.compile:
             run = base if eager else self._compiled_copy(base)
-        draws = self.draws if needs & MONTE_CARLO else 1
+        draws = self.passes(needs)
         dropout = self.dropout or draws > 1
         # A model that is in eval mode as a whole is not to be moved.
         norm = "batch" if self.batch_norm == "train" and not base.training else self.batch_norm
@@ -269,8 +277,7 @@ class Scorer:
             try:
                 with FlopCounterMode(display=False) as counter:
                     measured = self.measure(base, batch, rows, needs, seed=seed, eager=True)
-                draws = self.draws if needs & MONTE_CARLO else 1
-                return measured, counter.get_total_flops() / rows / draws
+                return measured, counter.get_total_flops() / rows / self.passes(needs)
             except RholossError:
                 raise
             except Exception:  # of the counter, which cannot count everything, or of the model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from rholoss import arguments, core, data, methods, sources, state
 from rholoss.arguments import FLUSH_STEPS, check_arguments
 from rholoss.core import Method, Selection, Stats
-from rholoss.distributed import Ranks, place
+from rholoss.distributed import Ranks, Told, place
 from rholoss.errors import RholossError
 from rholoss.guard import Guard
 from rholoss.ladder import Ladder
@@ -127,99 +128,92 @@ class Selector:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""
-        device, phase = data.device_of(model), self._phase(self.step)
+        device, phase = data.device_of(model), self.phase(self.step)
         generator = core.step_generator(self.seed, self.step)
         with self.ledger.timed(device, dry_run=not self._checked):
             with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
-                if not self._checked:
-                    self.log.check_new(self.step)
-                    if self.sampler and self.ranks.size > 1:
-                        self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
-                ids = self.find_index(batch)
-                rows = len(ids)
-                candidates = self._candidates(rows, phase)
-                self._warn(model, ids, candidates)
-                k = rows if rows < candidates else self._num_selected(rows)
-                loss_B = self._irreducible_on_host(ids, batch, phase)
-                first = self.step == 0 and not self._checked
-                whole = phase.score or not self.sampler or first  # as all ranks know
-                moves = self.ranks.chooses_together and whole
-                self.ranks.tell(told, ids, k, batch, self.shared, self._same(), moves)
+                ids, candidates, k, loss_B = self._look_at(model, batch, phase, told)
             told.warn_of_same(self.ranks.rank)
-            batch = data.to_device(batch, device)
+            rows, batch = len(ids), data.to_device(batch, device)
             with self.ranks.together(not self._checked):
-                stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
+                stats = self._measure(model, batch, ids, loss_B, phase, generator)
             stats, k = self.ranks.whole(stats, k, told)
             with self.ranks.together(not self._checked):
-                selection, score_B = self._choose(stats, k, phase, generator)
-                if score_B is not None:
-                    unsure = None if checked else stats.measured.get("irreducible_loss")
-                    enough = 1 if getattr(self.method.pick, "replacement", False) else k
-                    self.guard.observe(stats.index, unsure, score_B, enough)
-                    if device.type == "cpu" or not self._checked:
-                        self.guard.read()
+                known = loss_B is not None  # and checked, on the host
+                selection, score_B = self._choose(stats, k, phase, generator, known)
             place_k = selection.position.to(device, non_blocking=True)
-            selection = Selection(place_k, selection.weight)
+            selection = dataclasses.replace(selection, position=place_k)
             training, selection = self.ranks.share(batch, selection, rows, told, self.shared)
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self.body(training), selection.weight)
-        # A function of the user's may not be one of the rows.
-        found = self.find_index is data.find_index
-        position, num = selection.position, len(stats.index)
-        index = data.find_index(training) if found else data.take(stats.index, position, num)
+        position = selection.position
+        if self.find_index is data.find_index:
+            index = data.find_index(training)
+        else:  # the user's own function may not work on chosen rows
+            index = data.take(stats.index, position, len(stats.index))
         chosen = Chosen(index, position, selection.weight, score_B)
         self.adopt(stats, chosen, candidates, rows, scored=phase.score)
         return training
+
+    def _look_at(
+        self, model: nn.Module, batch: Any, phase: Phase, told: Told
+    ) -> tuple[Any, int, int, Tensor | None]:
+        """Check a batch and tell the other ranks of it, before anything is measured.
+
+        Returns its ids; the number of candidates, which is more than its rows where the batch sampler has
+        chosen already; how many to select; and the irreducible losses, where the host can look them up.
+        """
+        if not self._checked:
+            self.log.check_new(self.step)
+            if self.sampler and self.ranks.size > 1:
+                self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
+        ids = self.find_index(batch)
+        rows = candidates = len(ids)
+        if self.sampler and not phase.score:
+            candidates = self.sampler.rows_at(self.step)
+        if not self._checked and self.method.needs:
+            arguments.check_first(self.source, model, ids)
+        self._warn_of_one_row(model, candidates)
+        k = rows  # chosen already, if they are fewer than the candidates
+        if rows >= candidates:
+            arguments.check_rows(rows, self.k)
+            k = self.num_selected(rows)
+        loss_B = self._irreducible_on_host(ids, batch, phase)
+        # Whether no sampler has chosen; of this each rank is sure without asking.
+        whole = phase.score or not self.sampler or (self.step == 0 and not self._checked)
+        moves = self.ranks.chooses_together and whole
+        same = {} if self._checked or self.ranks.size == 1 else state.same_on_ranks(self)
+        self.ranks.tell(told, ids, k, batch, self.shared, same, moves)
+        return ids, candidates, k, loss_B
 
     @property
     def reads_irreducible(self) -> bool:
         """Whether irreducible losses decide at any step."""
         return "irreducible_loss" in self.method.needs or self.schedule.drop > 0
 
-    def _warn(self, model: nn.Module, ids: Any, rows: int) -> None:
+    def phase(self, step: int) -> Phase:
+        """Whether a step scores its candidates, as schedule, method and `auto_off` have it."""
+        phase = Phase(score=False) if self.off else self.schedule(step)
+        return phase if self.method.needs else Phase(score=False, drop=phase.drop)
+
+    def num_selected(self, rows: int) -> int:
+        """How many of so many candidates are selected."""
+        return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
+
+    def _warn_of_one_row(self, model: nn.Module, rows: int) -> None:
         """Once, and at the first call if it can be known then."""
-        if not self._checked and self.method.needs:
-            arguments.check_first(self.source, model, ids)
         if self._warned or self.k is not None:
             return
         if not self._checked and self.smallest is not None:
             rows = min(rows, self.smallest)
-        if self._share(rows) == 1:
+        if self.num_selected(rows) == 1:
             self._warned = True
             arguments.warn_of_one_row(model, rows, self.keep)
-
-    def _same(self) -> dict[str, Any]:
-        """What must be the same on all ranks; asked at the first call."""
-        if self._checked or self.ranks.size == 1:
-            return {}
-        return {
-            "`choice`": self.ranks.choice,
-            "`method`": self.method.name,
-            "`keep` and `k`": (self.keep, self.k),
-            "`seed`": self.seed,
-            "the number of steps done": self.step,
-            "the irreducible losses": None if self.source is None else self.source.digest(),
-        }
-
-    def _phase(self, step: int) -> Phase:
-        phase = Phase(score=False) if self.off else self.schedule(step)
-        return phase if self.method.needs else Phase(score=False, drop=phase.drop)
 
     def _reads_irreducible(self, phase: Phase) -> bool:
         ahead = phase.score or not self._checked
         return phase.drop > 0 or (ahead and "irreducible_loss" in self.method.needs)
-
-    def _candidates(self, rows: int, phase: Phase) -> int:
-        """Candidates of this step: more than rows, if the batch sampler has chosen among them."""
-        return self.sampler.rows_at(self.step) if self.sampler and not phase.score else rows
-
-    def _num_selected(self, rows: int) -> int:
-        arguments.check_rows(rows, self.k)
-        return self._share(rows)
-
-    def _share(self, rows: int) -> int:
-        return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
 
     def _irreducible_on_host(self, ids: Any, batch: Any, phase: Phase) -> Tensor | None:
         if not self._reads_irreducible(phase):
@@ -227,7 +221,7 @@ class Selector:
         carried = data.carried_irreducible(batch)
         arguments.check_source(self.method, self.source, carried)
         if not self._checked:
-            tell_other_labels(self.source, ids, target_in(self.body(batch), self.scorer.loss), 4)
+            tell_other_labels(self.source, ids, target_in(self.body(batch), self.scorer.loss), 5)
         return known_on_host(self.source, ids, carried)
 
     def _measure(
@@ -238,18 +232,14 @@ class Selector:
         loss_B: Tensor | None,
         phase: Phase,
         generator: torch.Generator,
-    ) -> tuple[Stats, bool]:
-        """What the method needs, if this step scores; at the first call all of it, as a dry run.
-
-        Also returns whether the irreducible losses are known to be finite.
-        """
+    ) -> Stats:
+        """What the method needs, if this step scores; at the first call all of it, as a dry run."""
         needs = self.method.needs - {"irreducible_loss"}
         measured: dict[str, Tensor] = {}
         body, rows, device = self.body(batch), len(ids), data.device_of(model)
         if needs and (phase.score or not self._checked):
             # A look ahead draws nothing, so that a resumed run chooses as the first one did.
-            random = phase.score and (needs & core.MONTE_CARLO or self.scorer.dropout)
-            seed = core.draw_seed(generator) if random else 0
+            seed = self.scorer.seed(needs, generator) if phase.score else 0
             if self._checked:
                 measured = self.scorer.measure(model, body, rows, needs, seed=seed)
             else:
@@ -257,7 +247,6 @@ class Selector:
                     model, body, rows, needs, seed=seed, discard=not phase.score, compare=True
                 )
                 self.ledger.flops_per_example = flops
-        checked = loss_B is not None
         if self._reads_irreducible(phase):
             if loss_B is None:
                 loss_B = data.carried_irreducible(batch)
@@ -265,7 +254,7 @@ class Selector:
                 loss_B = self.source.losses(ids, body, device)
             loss_B = check_per_example(loss_B, rows, argument="irreducible")
             measured["irreducible_loss"] = loss_B.to(device, torch.float32, non_blocking=True)
-        return Stats(ids, measured), checked
+        return Stats(ids, measured)
 
     def body(self, batch: Any) -> Any:
         """The batch as the model's own code knows it; whoever passes `index=` gets tuples whole."""
@@ -273,15 +262,21 @@ class Selector:
         return batch if whole else data.without_index(batch)
 
     def _choose(
-        self, stats: Stats, k: int, phase: Phase, generator: torch.Generator
+        self, stats: Stats, k: int, phase: Phase, generator: torch.Generator, known: bool
     ) -> tuple[Selection, Tensor | None]:
+        """The selection, and the scores if any were needed; `known`: irreducible losses are checked."""
         if not phase.score:
             loss_B = stats.irreducible_loss if phase.drop else None
             limit = self._limit(phase.drop)
             return Selection(uniform_choice(len(stats.index), k, generator, loss_B, limit)), None
         selection, score_B = core.choose(self.method, stats, k, generator)
         check_per_example(score_B, len(stats.index), argument="method.score")
-        return selection, score_B if self.method.needs else None
+        unsure = None if known else stats.measured.get("irreducible_loss")
+        enough = 1 if getattr(self.method.pick, "replacement", False) else k
+        self.guard.observe(stats.index, unsure, score_B, enough)
+        if score_B.device.type == "cpu" or not self._checked:
+            self.guard.read()
+        return selection, score_B
 
     def _limit(self, drop: float) -> float:
         """The irreducible loss above which the share `drop` of the data lies."""
@@ -294,9 +289,9 @@ class Selector:
         self, stats: Stats, chosen: Chosen, candidates: int, loaded: int, *, scored: bool
     ) -> None:
         """Count and log a step and go on to the next; for a choice that was made elsewhere too."""
-        draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
         points = loaded if scored and self.method.needs - {"irreducible_loss"} else 0
-        self.ledger.count(candidates, loaded, len(chosen.position), points, points * draws)
+        passes = self.scorer.passes(self.method.needs)
+        self.ledger.count(candidates, loaded, len(chosen.position), points, points * passes)
         forgotten, self._unread = self._unread and not self._told, chosen.weight is not None
         self.selection, self._checked = chosen, True
         if self.log.path is not None:
@@ -347,8 +342,13 @@ class Selector:
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The loader, but the ledger notes how long it is waited for."""
         self.smallest = last_rows(loader) if self.smallest is None else self.smallest
-        self.ledger.charge(sources.irreducible_seconds(loader) if self.reads_irreducible else 0.0)
+        self._charge(loader)
         return Watched(loader, self.ledger)
+
+    def _charge(self, holder: Any) -> None:
+        """Count what irreducible losses cost that a data set, or its loader, joins to the batches."""
+        if self.reads_irreducible:
+            self.ledger.charge(sources.irreducible_seconds(holder))
 
     def batch_sampler(
         self,
@@ -370,19 +370,19 @@ class Selector:
             seed=seed,
             ranks=place(),
         )
-        self.ledger.charge(sources.irreducible_seconds(dataset) if self.reads_irreducible else 0.0)
+        self._charge(dataset)
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
         self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
         return self.sampler
 
     def _choose_ahead(self, step: int, ids: Any) -> Tensor | None:
-        phase = self._phase(step)
+        phase = self.phase(step)
         if phase.score or (step == 0 and not self._checked):  # the dry run sees a whole batch
             return None
         loss_B = None
         if phase.drop and self.source is not None:
             loss_B = self.source.losses(ids, None, torch.device("cpu"))
-        k, generator = self._share(len(ids)), core.step_generator(self.seed, step)
+        k, generator = self.num_selected(len(ids)), core.step_generator(self.seed, step)
         return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
 
     def state_dict(self) -> dict[str, Any]:

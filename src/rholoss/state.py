@@ -29,6 +29,22 @@ def saved(select: Selector) -> dict[str, Any]:
     }
 
 
+def in_common(select: Selector) -> dict[str, Any]:
+    """What processes that choose together must have in common, by the names that messages give it."""
+    return {
+        "`method`": select.method.name,
+        "`keep` and `k`": [select.keep, select.k],
+        "`seed`": select.seed,
+        "the irreducible losses": None if select.source is None else select.source.digest(),
+    }
+
+
+def same_on_ranks(select: Selector) -> dict[str, Any]:
+    """What must be the same on all ranks of torch.distributed before the first step."""
+    steps = {"the number of steps done": select.step}
+    return {"`choice`": select.ranks.choice, **in_common(select), **steps}
+
+
 def restore(select: Selector, state: Mapping[str, Any]) -> None:
     """Take a selector to where the state was saved; its log is cut back to that step."""
     live = select.source is not None and select.source.state_dict() is not None

@@ -182,7 +182,7 @@ class Batches:
     def _next(self) -> Any:
         select, step = self.select, self.select.step
         self.crew.send_weights(step, self.every, lambda: weights.pack(self.model, step))
-        if not self._is_scored(step):
+        if not select.phase(step).score:
             self.crew.hand_out(step, self._rows)
             return self._own(serve.batch_at(self.loader, step), False)
         device = data.device_of(self.model)
@@ -196,7 +196,7 @@ class Batches:
         training = serve.with_leaves(self._structure, content["leaves"])
         stats = Stats(content["index"], content["measured"])
         position, score_B, rows = content["position"], content["score_B"], len(stats.index)
-        if len(position) > self._k(rows):
+        if len(position) > select.num_selected(rows):
             with select.ledger.timed(device):
                 training, position, score_B = self._rescored(stats, training, position, score_B)
         index = data.take(stats.index, position, rows)
@@ -213,30 +213,25 @@ class Batches:
         select, rows = self.select, len(position)
         generator = core.step_generator(select.seed, select.step)
         needs = select.method.needs - {"irreducible_loss"}
-        seed = core.draw_seed(generator) if needs & core.MONTE_CARLO or self._scorer.dropout else 0
+        seed = self._scorer.seed(needs, generator)
         measured = self._scorer.measure(self.model, select.body(training), rows, needs, seed=seed)
         if "irreducible_loss" in stats.measured:
             measured["irreducible_loss"] = stats.irreducible_loss[position]
         newest = Stats(data.take(stats.index, position, len(stats.index)), measured)
-        k = self._k(len(stats.index))
+        k = select.num_selected(len(stats.index))
         again, score = core.choose(select.method, newest, k, generator)
-        select.ledger.forwards += rows * (self._scorer.draws if needs & core.MONTE_CARLO else 1)
+        select.ledger.forwards += rows * self._scorer.passes(needs)
         training = data.take(training, again.position, rows, select.shared)
         return training, position[again.position], score_B.index_copy(0, position, score)
 
-    def _k(self, rows: int) -> int:
-        """How many of so many candidates are trained on."""
-        select = self.select
-        return core.num_selected(rows, select.keep) if select.k is None else min(select.k, rows)
-
     def _rows(self, step: int) -> int:
         """How many a worker is to choose; none if the step is not scored."""
-        rows = len(self.loader.batch_sampler.at(step)) if self._is_scored(step) else 0
-        return min(rows, self.rescore * self._k(rows)) if rows else 0
+        rows = len(self.loader.batch_sampler.at(step)) if self.select.phase(step).score else 0
+        return min(rows, self.rescore * self.select.num_selected(rows)) if rows else 0
 
     def _own(self, batch: Any, counted: bool = False) -> Any:
         """Choose here."""
-        if self.workers and not counted and self._is_scored(self.select.step):
+        if self.workers and not counted and self.select.phase(self.select.step).score:
             self.counts.steps += 1
             self.counts.alone += 1
         if self._structure is None and self.workers:
@@ -246,10 +241,6 @@ class Batches:
             self._structure = data.tree_map(_kind, training)
         self._tell()
         return training
-
-    def _is_scored(self, step: int) -> bool:
-        select = self.select
-        return bool(select.method.needs) and not select.off and select.schedule(step).score
 
     def _tell(self) -> None:
         """Say what happened to workers, and keep the ledger's line up to date."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rholoss import data
+from rholoss import data, state
 from rholoss.core import Stats
 from rholoss.errors import RholossError
 from rholoss.indexed import fetch
@@ -30,11 +30,8 @@ from rholoss.workers import weights, wire
 def same_everywhere(select: Selector, model: nn.Module, sampler: Any) -> dict[str, Any]:
     """What a worker and its trainer must have in common, as JSON has it."""
     return {
-        "`method`": select.method.name,
-        "`keep` and `k`": [select.keep, select.k],
-        "`seed`": select.seed,
+        **state.in_common(select),
         "`batch_norm`": select.scorer.batch_norm,
-        "the irreducible losses": None if select.source is None else select.source.digest(),
         "the rows of the data set": len(sampler.ids),
         "`batch_size`": sampler.batch_size,
         "the sampler's `seed`": sampler.seed,
