@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rholoss.errors import RholossError, StoreError
-from rholoss.il.fit import fit_irreducible, score_irreducible
+from rholoss.il.fit import fit_irreducible
+from rholoss.il.score import score_irreducible
 from rholoss.indexed import WithIndex
 
 

@@ -175,12 +175,22 @@ def function(path: str, option: str) -> Callable[..., Any]:
     """A function, as it is."""
     found = load(path, option)
     if not callable(found):
-        raise RholossError(f"{option} {path} is a {type(found).__name__}, not a function.")
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__}, not a function; name a function."
+        )
     return found
 
 
-def labels(path: str, option: str) -> Any:
-    """A list, array or tensor of labels, or a function that returns it."""
+def collate(path: str | None) -> Callable[..., Any] | None:
+    """The collate function of a loader, if one is named."""
+    return None if path is None else function(path, "--collate")
+
+
+def labels(path: str | None) -> Any:
+    """A list, array or tensor of labels, or what a function returns; None if none are named."""
+    if path is None:
+        return None
+    option = "--labels"
     found = load(path, option)
     if not hasattr(found, "__len__") and callable(found):
         found = call(found, path, option)

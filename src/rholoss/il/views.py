@@ -34,7 +34,7 @@ def root_of(dataset: Any) -> Any:
 
 
 def ids_at(dataset: Any, rows: np.ndarray) -> Any:
-    """The ids of some rows; unlike `ids_of_rows` it makes nothing that is as long as the data set."""
+    """The ids of some rows, without anything in memory that is as long as the data set (`ids_of_rows` is)."""
     if isinstance(dataset, Indexed):
         ids = dataset.ids
         return ids[rows] if isinstance(ids, np.ndarray) else [ids[row] for row in rows]
@@ -79,9 +79,14 @@ def _at(labels: Any, rows: np.ndarray) -> Any:
     return labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
 
 
+def evenly(length: int, most: int) -> np.ndarray:
+    """At most so many of the places 0 ... length - 1, evenly spaced, the first and the last among them."""
+    return np.linspace(0, length - 1, min(length, most)).astype(np.int64)
+
+
 @contextmanager
 def own_randomness(device: torch.device | None = None) -> Iterator[None]:
-    """Random state (torch, numpy, Python) is afterwards as it was before."""
+    """Restore the random state (torch, numpy, Python) afterwards."""
     python, legacy_numpy = random.getstate(), np.random.get_state()
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices):
