@@ -55,7 +55,7 @@ def leaves_of(batch: Any) -> list[Any]:
 
 
 def check_carried(batch: Any, rows: int, shared: Sequence[str]) -> None:
-    """Raise if a batch holds what is not sent: its leaves must be as many at every step."""
+    """Raise if a batch holds lists by row: these are not sent, as leaves must be as many at every step."""
     by_row = data.lists_by_row(rows, shared)
 
     def look(path: data.Path, items: Any) -> bool:
@@ -95,7 +95,7 @@ def serve(
 ) -> int:
     """Score until the trainer is gone; returns how many steps that were."""
     select.log, select.auto_off = StepLog(None), None
-    # The dry run, which takes its time: nobody has to wait for it. The weights come later.
+    # The dry run comes first, because it takes long and nobody waits for this worker yet.
     select(model, batch_at(loader, select.step))
     try:
         wire.send(connection, {"kind": "hello", "number": number, "same": dict(same)})
@@ -124,20 +124,10 @@ def serve(
         select.k = head["rows"]
         try:
             training = select(model, content.result())
-            stats, chosen = seen.pop()
-            body = wire.to_bytes(
-                {
-                    "leaves": leaves_of(training),
-                    "position": chosen.position.cpu(),
-                    "weight": None if chosen.weight is None else chosen.weight.cpu(),
-                    "score_B": None if chosen.score_B is None else chosen.score_B.cpu(),
-                    "index": stats.index.cpu() if isinstance(stats.index, Tensor) else stats.index,
-                    "measured": {name: value.cpu() for name, value in stats.measured.items()},
-                    "statistics": statistics.read() if select.scorer.batch_norm == "train" else [],
-                }
-            )
+            moved = statistics.read() if select.scorer.batch_norm == "train" else []
+            body: bytes | None = _packed(training, *seen.pop(), moved)
             answer = {"kind": "chosen", "step": step, "weights": known}
-        except Exception as error:  # the trainer meets it too, if it lies in the data
+        except Exception as error:  # if the data is the reason, the trainer will meet it too
             body, answer = None, {"kind": "failed", "step": step}
             answer["error"] = f"{type(error).__name__}: {error}"
         try:
@@ -146,6 +136,20 @@ def serve(
             break
         done += 1
     return done
+
+
+def _packed(training: Any, stats: Stats, chosen: Chosen, statistics: list[Tensor]) -> bytes:
+    """All that a trainer needs to know of a choice that was made here."""
+    content = {
+        "leaves": leaves_of(training),
+        "position": chosen.position,
+        "weight": chosen.weight,
+        "score_B": chosen.score_B,
+        "index": stats.index,
+        "measured": dict(stats.measured),
+        "statistics": statistics,
+    }
+    return wire.to_bytes(data.to_device(content, torch.device("cpu")))
 
 
 def _read(connection: Connection, loader: Any, inbox: queue.SimpleQueue[Any]) -> None:
