@@ -51,7 +51,9 @@ def coreset(
     """
     method = methods.by_name(method)
     if not 0 < keep <= 1:
-        raise RholossError(f"`keep` must be in (0, 1], but is {keep}.")
+        raise RholossError(
+            f"`keep` must be in (0, 1], but is {keep}; 0.1 keeps a tenth of the data."
+        )
     if "irreducible_loss" in method.needs and irreducible is None:
         raise RholossError(
             f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rholoss.errors import RholossError
 
 INDEX, IRREDUCIBLE = "index", "irreducible_loss"  # the keys that dict items carry
-# Torch selects no rows of the first kinds; their bits are those of the second.
+# `index_select` refuses unsigned types: rows are selected from the same bits, read as signed.
 SELECTED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -59,11 +59,12 @@ def tree_map(
     path: Path = (),
     whole: Callable[[Path, Any], bool] | None = None,
 ) -> Any:
-    """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves.
+    """Apply `function(path, leaf)` to each leaf of a batch; returns the results in the same structure.
 
-    So are those of which `whole(path, list)` is true.
+    Lists and tuples that hold no tensors count as leaves, and so do those for which `whole(path, list)`
+    is true.
     """
-    if isinstance(tree, Tensor):  # the usual case first: this runs at every step
+    if isinstance(tree, Tensor):  # the usual case comes first, because this runs at every step
         return function(path, tree)
     if isinstance(tree, Mapping):
         mapped = {key: tree_map(function, v, (*path, key), whole) for key, v in tree.items()}
@@ -92,21 +93,21 @@ def is_shared(path: Path, shared: Sequence[str]) -> bool:
 
 
 def lists_by_row(rows: int, shared: Sequence[str] = ()) -> Callable[[Path, Any], bool]:
-    """For `tree_map`: which lists have an entry for each of the examples, and are no list of fields.
+    """For `tree_map`: whether a list has one entry per example, rather than one per field.
 
-    It is a list of `rows` entries that cannot be one of fields, because somewhere in it is a tensor
-    without `rows` rows, or nowhere one with them. Where all have, nothing tells the two apart, and
-    it is taken for fields: those of a small last batch look like that.
+    A list with `rows` entries could be either. If every leaf in it has `rows` rows it is taken for a list
+    of fields, as in a small last batch: three fields of three rows each. If some leaf has not, or if there
+    is no such leaf at all, its entries must be the examples.
     """
 
     def whole(path: Path, items: Any) -> bool:
-        # The batch itself is never a list of examples: its ids stand beside them.
+        # The batch itself is never a list of examples, since it also holds their ids.
         if len(items) != rows or not path or hasattr(items, "_fields"):
             return False
         found: set[bool | None] = set()
 
         def look(path: Path, leaf: Any) -> None:
-            # What is named in `shared` is a field, and so is what stands beside it.
+            # A leaf that is named in `shared` shows that its list is one of fields.
             found.add(is_shared(path, shared) or _has_rows(leaf, rows))
 
         tree_map(look, items, path)
@@ -125,7 +126,7 @@ def _has_rows(leaf: Any, rows: int) -> bool | None:
 
 
 def _mapping_like(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """A subclass (HF's BatchEncoding, UserDict) again, where its type takes a plain dict."""
+    """A mapping of the same type (HF's BatchEncoding, UserDict), if that can be made from a dict."""
     try:
         return type(tree)(mapped)  # type: ignore[call-arg]
     except TypeError:  # a defaultdict, for instance
@@ -177,7 +178,7 @@ def carried_irreducible(batch: Any) -> Tensor | None:
 
 
 def without_index(batch: Any) -> Any:
-    """The batch as the model's own code knows it: without ids and joined irreducible losses."""
+    """The batch as the model's own code expects it: without ids and joined irreducible losses."""
     if isinstance(batch, Mapping):
         return {k: v for k, v in batch.items() if k not in (INDEX, IRREDUCIBLE)}
     if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
@@ -186,7 +187,7 @@ def without_index(batch: Any) -> Any:
 
 
 def without_irreducible(batch: Any) -> Any:
-    """Take joined irreducible losses out again, so that the user gets the structure they know."""
+    """The batch without joined irreducible losses, so that the user gets back the structure they know."""
     if isinstance(batch, Mapping) and IRREDUCIBLE in batch:
         return _mapping_like(batch, {k: v for k, v in batch.items() if k != IRREDUCIBLE})
     if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Keyed):
@@ -196,7 +197,7 @@ def without_irreducible(batch: Any) -> Any:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device; copies to a device do not block."""
-    ahead = device.type != "cpu"  # a copy to the host has to be there before it is read
+    ahead = device.type != "cpu"  # a copy to the host must be complete before it is read
 
     def move(path: Path, leaf: Any) -> Any:
         return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
@@ -209,9 +210,10 @@ def take(
 ) -> Any:
     """The rows of the batch at these positions, in the batch's own structure.
 
-    Tensors and arrays need `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
-    and so does what is named in `shared`. Lists with an entry per row (see `lists_by_row`) are indexed
-    on the host. What has no row for each example is an error, or is passed on as it is if not `strict`.
+    Tensors and arrays must have `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
+    and so does what is named in `shared`: these are passed on as they are. Lists with one entry per row
+    (see `lists_by_row`) are indexed on the host. Anything else is an error, or with `strict=False` is
+    passed on as well.
     """
 
     def pick(path: Path, leaf: Any) -> Any:

@@ -134,7 +134,7 @@ def without_ids(dataset: Any) -> Any:
 
 
 def _check_can_have_ids(dataset: Any) -> None:
-    """Raise where ids would come twice, or not be told apart."""
+    """Raise where items would carry two ids, or different rows the same id."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     if isinstance(dataset, WithIrreducible):
@@ -151,8 +151,11 @@ def _check_can_have_ids(dataset: Any) -> None:
 
 
 def ids_of_rows(dataset: Any) -> Any:
-    """The id of each row: of `WithIndex` its ids, of a `Subset` those of its rows, of a Hugging Face data
-    set its column "index", else 0, 1, 2, ..."""
+    """The id of each row of a data set.
+
+    Those that `WithIndex` was given, also through a `Subset`; the column "index" of a Hugging Face data
+    set; otherwise the row numbers 0, 1, 2, ...
+    """
     if isinstance(dataset, Indexed):
         return dataset.ids
     if isinstance(dataset, Subset):

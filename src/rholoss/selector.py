@@ -16,7 +16,6 @@ from rholoss import arguments, core, data, methods, sources, state
 from rholoss.arguments import FLUSH_STEPS, check_arguments
 from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, Told, place
-from rholoss.errors import RholossError
 from rholoss.guard import Guard
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger, Watched
@@ -25,7 +24,7 @@ from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, last_rows, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import TableSource, as_source, known_on_host, tell_other_labels
+from rholoss.sources import as_source, known_on_host, limit_of, tell_other_labels
 from rholoss.steplog import Chosen, StepLog
 
 Tap = Callable[[int, Stats, "Chosen"], None]
@@ -40,8 +39,8 @@ class Selector:
             index, x, y = select(model, batch)
 
     The batch comes back in its own structure, with n_b rows, on the model's device. The first call is a
-    dry run that checks everything at once. On a GPU later calls do not wait for the device, but for a
-    flush every `flush_every` steps, which tells what went wrong there.
+    dry run that checks everything. On a GPU later calls do not wait for the device, except for a flush
+    every `flush_every` steps, which raises if something went wrong there.
 
     Args:
         method: a name from `rholoss.METHODS` or a `Method`.
@@ -120,11 +119,15 @@ class Selector:
         self.guard = Guard()
         self.step, self.off = 0, False  # off: by `auto_off`
         self.selection: Chosen | None = None
-        self._unread = self._told = False  # importance weights of the last step
-        self._checked = self._warned = False
+        self._unread = self._told = False  # weights of the last step; whether that was warned of
+        self._checked = self._warned = (
+            False  # the dry run is done; BatchNorm and one row was warned of
+        )
         self.sampler: CandidateBatches | None = None
-        self.smallest: int | None = None  # rows of the last batch of an epoch, where they are known
-        self._saved: dict[str, Any] = {}  # what a loaded state tells of the batch sampler
+        self.smallest: int | None = None  # rows of the last batch of an epoch, if they are known
+        self._saved: dict[
+            str, Any
+        ] = {}  # a loaded state, until there is a batch sampler to compare
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""
@@ -238,7 +241,7 @@ class Selector:
         measured: dict[str, Tensor] = {}
         body, rows, device = self.body(batch), len(ids), data.device_of(model)
         if needs and (phase.score or not self._checked):
-            # A look ahead draws nothing, so that a resumed run chooses as the first one did.
+            # A dry run of a step that does not score must not draw, or a resumed run would choose otherwise.
             seed = self.scorer.seed(needs, generator) if phase.score else 0
             if self._checked:
                 measured = self.scorer.measure(model, body, rows, needs, seed=seed)
@@ -257,7 +260,10 @@ class Selector:
         return Stats(ids, measured)
 
     def body(self, batch: Any) -> Any:
-        """The batch as the model's own code knows it; whoever passes `index=` gets tuples whole."""
+        """The batch as the model's own code expects it: without ids, unless the user's `index` finds them.
+
+        Then it is not known where in a tuple they are, so the tuple stays whole.
+        """
         whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
         return batch if whole else data.without_index(batch)
 
@@ -267,7 +273,7 @@ class Selector:
         """The selection, and the scores if any were needed; `known`: irreducible losses are checked."""
         if not phase.score:
             loss_B = stats.irreducible_loss if phase.drop else None
-            limit = self._limit(phase.drop)
+            limit = limit_of(self.source, phase.drop)
             return Selection(uniform_choice(len(stats.index), k, generator, loss_B, limit)), None
         selection, score_B = core.choose(self.method, stats, k, generator)
         check_per_example(score_B, len(stats.index), argument="method.score")
@@ -278,17 +284,10 @@ class Selector:
             self.guard.read()
         return selection, score_B
 
-    def _limit(self, drop: float) -> float:
-        """The irreducible loss above which the share `drop` of the data lies."""
-        if not drop:
-            return 0.0
-        assert isinstance(self.source, TableSource)  # checked when the selector was made
-        return self.source.threshold(drop)
-
     def adopt(
         self, stats: Stats, chosen: Chosen, candidates: int, loaded: int, *, scored: bool
     ) -> None:
-        """Count and log a step and go on to the next; for a choice that was made elsewhere too."""
+        """Count and log a step, and go on to the next. A choice made elsewhere is handed in here too."""
         points = loaded if scored and self.method.needs - {"irreducible_loss"} else 0
         passes = self.scorer.passes(self.method.needs)
         self.ledger.count(candidates, loaded, len(chosen.position), points, points * passes)
@@ -308,13 +307,13 @@ class Selector:
                 self._stop_if_dear(self.auto_off)
 
     def flush(self) -> None:
-        """Write the log, and tell what went wrong on the device since the last flush."""
+        """Write the log, and raise if something went wrong on the device since the last flush."""
         self.log.flush()
         self.ledger.read_events()
         self.guard.read()
 
     def _stop_if_dear(self, limit: float) -> None:
-        """On all ranks or on none: one that scored alone would wait for the others."""
+        """Switch scoring off if it is too slow: on all ranks or on none, as a single one would hang."""
         self.off = self.ledger.is_dear(self.ranks.exchange(self.ledger.overhead), limit)
         if self.off:
             warnings.warn(self.ledger.notes[-1], stacklevel=4)
@@ -327,11 +326,7 @@ class Selector:
 
     def reduce(self, loss_B: Tensor) -> Tensor:
         """Mean of the losses of the selected rows, each times its importance weight if it has one."""
-        if loss_B.ndim != 1:
-            raise RholossError(
-                f"`select.reduce` takes one loss per selected row, shape [k], but got shape "
-                f"{tuple(loss_B.shape)}; use reduction='none'."
-            )
+        arguments.check_reducible(loss_B)
         weight = self.weights
         return loss_B.mean() if weight is None else (loss_B * weight).mean()
 
@@ -340,7 +335,7 @@ class Selector:
         self.log.mark(self.ledger.mark(value))
 
     def watch(self, loader: Iterable[Any]) -> Watched:
-        """The loader, but the ledger notes how long it is waited for."""
+        """The same loader, whose waiting times go to the ledger."""
         self.smallest = last_rows(loader) if self.smallest is None else self.smallest
         self._charge(loader)
         return Watched(loader, self.ledger)
@@ -359,7 +354,7 @@ class Selector:
         drop_last: bool = False,
         seed: int = 0,
     ) -> CandidateBatches:
-        """For `DataLoader(dataset, batch_sampler=...)`: loads only n_b rows while nothing is scored."""
+        """For `DataLoader(dataset, batch_sampler=...)`: loads only the n_b chosen rows in uniform steps."""
         self.sampler = CandidateBatches(
             dataset,
             batch_size,
@@ -383,7 +378,7 @@ class Selector:
         if phase.drop and self.source is not None:
             loss_B = self.source.losses(ids, None, torch.device("cpu"))
         k, generator = self.num_selected(len(ids)), core.step_generator(self.seed, step)
-        return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
+        return uniform_choice(len(ids), k, generator, loss_B, limit_of(self.source, phase.drop))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to make the same choices."""
@@ -391,10 +386,10 @@ class Selector:
         return state.saved(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on where the state was saved; the log is cut back to that step.
+        """Continue from a saved state; the log is cut back to that step.
 
-        What the choice follows from has to be as it was: the method, `keep` or `k`, the irreducible
-        losses, the batch sampler. The schedule may be another.
+        What choices depend on must be the same: the method, `keep` or `k`, the irreducible losses, the
+        batch sampler. The schedule may change.
         """
         state.restore(self, saved)
         self._saved = {} if self.sampler else saved

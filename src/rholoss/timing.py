@@ -29,7 +29,7 @@ from rholoss.scoring import Scorer
 KS = (2, 3, 4, 5, 10)
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 TRAINING = "training"
-BAR_SHARE = 50  # of 100: there are two sets of timings
+BAR_SHARE = 50  # of the bar's 100: there are two sets of timings
 
 
 @dataclass(frozen=True)
