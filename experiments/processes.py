@@ -1,7 +1,7 @@
-"""Runs shared out among processes: each asks for a run before it begins it, and the first has it.
+"""Runs shared out among processes: each claims a run before it begins it, and the first claim counts.
 
-On a GPU they go side by side with NVIDIA's multi-process service on (`nvidia-cuda-mps-control -d`), and take
-turns without it.
+On one GPU they run at the same time if NVIDIA's multi-process service is on
+(`nvidia-cuda-mps-control -d`), and take turns without it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ try:
 except ImportError:  # Windows: nothing is locked
     fcntl = None  # type: ignore[assignment]
 
-# How a process is asked to end; by the second, as its terminal is closed.
+# Signals that ask a process to end; the second comes when its terminal is closed.
 ENDS = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
-ALL = "all"  # of a file of results, where one command at a time may add to it
-# How runs are shared out, and for how long, is no part of what they are.
+ALL = "all"  # the name that is locked if only one command at a time may add to a file of results
+# Options that share runs out, or limit the time: they do not belong to the recorded command of a run.
 SHARED = r" --(claims|store|seconds|limit|side-by-side|processes)[ =]\S+"
 
 
@@ -44,9 +44,10 @@ def file_of(folder: Path, key: object) -> Path:
 
 
 class UnderWay:
-    """What this process is at, told to the others that add to the same results.
+    """The runs that this process is making, made known to others that add to the same results.
 
-    Bytes of a file beside these are locked, one for each name. Who ends lets go of them, killed or not.
+    A file beside the results has one byte for each name, which is locked. A process that ends releases its
+    locks, even if it was killed.
     """
 
     def __init__(self, results: Path) -> None:
@@ -62,7 +63,7 @@ class UnderWay:
         self._file.close()  # which lets go of all
 
     def begin(self, name: str) -> bool:
-        """Whether no other process is at it; then this one is."""
+        """Take the name, unless another process has it; returns whether this one has it now."""
         if fcntl is not None:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(name))
@@ -72,7 +73,7 @@ class UnderWay:
         return True
 
     def only(self, names: Iterable[str]) -> None:
-        """Let go of all but these."""
+        """Release all names but these."""
         for name in self._mine - set(names):
             if fcntl is not None:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _place(name))
@@ -85,7 +86,7 @@ def _place(name: str) -> int:
 
 @contextmanager
 def alone(results: Path) -> Iterator[None]:
-    """Inside, no other command that asks for it adds to these results: it is refused."""
+    """A block during which other commands that use it are refused if they add to the same results."""
     with UnderWay(results) as under_way:
         if not under_way.begin(ALL):
             raise SystemExit(
@@ -124,7 +125,7 @@ def share(number: int, module: str, words: Sequence[str]) -> None:
 
 @contextmanager
 def on_ends(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, this is what happens where the process is asked to end, unless that is ignored (`nohup`)."""
+    """A block in which a request to end calls `handler`, unless it is ignored (`nohup`)."""
     before = {number: signal.getsignal(number) for number in ENDS}
     heard = [number for number, was in before.items() if was is not signal.SIG_IGN]
     for number in heard:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rholoss.errors import RholossError
 
 RESULTS = Path(__file__).parent / "results"
-PLACES = (
-    "--out",
-    "--data",
-    "--visits",
-)  # options that say where things lie here: no part of a command
+# Options that say where things lie on this machine, and are no part of the command that is recorded.
+PLACES = ("--out", "--data", "--visits")
+
+
+class Recorded:
+    """A dataclass of plain values that is written into result lines, and found again in them."""
+
+    def key(self) -> str:
+        """Names the run; two are the same run if they have the same key."""
+        return "|".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """The run that a line is the result of. A field that is newer than the line has its default."""
+        return cls(
+            **{field.name: record[field.name] for field in fields(cls) if field.name in record}
+        )
 
 
 def read(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -32,13 +46,34 @@ def read(*paths: Path) -> Iterator[dict[str, Any]]:
 
 
 def missing(path: Path, fields: Sequence[str], asked: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Those that have no line yet, of cells that are told by these fields."""
+    """The cells that have no line yet. A cell is a tuple of the values of these fields."""
     have = {tuple(line[name] for name in fields) for line in read(path)}
     return [cell for cell in asked if cell not in have]
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; the file takes the place of `path` if all goes well."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def save(path: Path, text: str) -> Path:
+    """Write a page, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+    return path
+
+
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Write one line, and see that it reaches the disk; else it is printed: it may be hours of work."""
+    """Append one line and flush it to the disk. If that fails it is printed, as it may be hours of work."""
     try:
         line = json.dumps(record, allow_nan=False) + "\n"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,10 +121,10 @@ def device() -> str:
 def of_this_device(
     known: Iterable[Path], out: Path, timed: Callable[[dict[str, Any]], bool] = lambda line: True
 ) -> list[dict[str, Any]]:
-    """Lines of these files and of `out`; of those whose budget is seconds, only what was made here.
+    """Lines of these files and of `out`; where `timed` says that the budget is seconds, of this device only.
 
-    Seconds of another device are another race: its lines stand for no run of this one, and `out` may have
-    none, or tables would put both together.
+    Seconds of different devices cannot be compared. So timed lines of another device do not count as done,
+    and `out` must have none of them, or its tables would mix the two.
     """
     here = device()
     others = sorted({line["device"] for line in read(out) if timed(line)} - {here})
@@ -103,7 +138,7 @@ def of_this_device(
 
 
 def without_places(words: list[str]) -> list[str]:
-    """The command as anyone would give it: where data and results lie is not part of it."""
+    """A command without the options that name places on this machine."""
     kept, skip = [], False
     for word in words:
         if skip or word.startswith(tuple(f"{place}=" for place in PLACES)):

@@ -225,8 +225,8 @@ def test_one_message_on_every_rank(found):
         "other losses": "RholossError: The ranks differ in the irreducible losses: rank 0 has "
         "'1,000 losses with checksum ",
         "other rows": f"checksum [0-9a-f]{{8}}', rank {last} has '999 losses with",
-        "other keep": rf"differ in `keep` and `k`: rank 0 has \(0.1, None\), rank {last} has \(0.2, "
-        "None\\). Start every rank with the same arguments",
+        "other keep": rf"differ in `keep` and `k`: rank 0 has \[0.1, None\], rank {last} has \[0.2, "
+        "None\\]. Start every rank with the same arguments",
         "early sampler": f"On each of the {ranks} ranks: The batch sampler was made for rank 0 of 1, but "
         f"this is rank 0 of {ranks}; make it after the process group",
         "missing loss": f"UnmeasuredLossError: On rank {last} of {ranks}: 1 of 40 candidates have no",

@@ -3,9 +3,9 @@
 import pytest
 from test_il_fit import blobs, quick, small
 
-from rholoss.data import WithIndex
 from rholoss.errors import RholossError
-from rholoss.il.fit import score_irreducible
+from rholoss.il.score import score_irreducible
+from rholoss.indexed import WithIndex
 
 
 def never(model, batch):

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from rholoss import Ladder, Selector
-from rholoss.data import WithIndex
 from rholoss.engine import Resident, Trainer, fit_ladder, fit_resident
 from rholoss.errors import IdentityMismatchError
-from rholoss.il.fit import fit_irreducible, score_irreducible
+from rholoss.il.fit import fit_irreducible
+from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
+from rholoss.indexed import WithIndex
 from rholoss.losses import TASKS
 from rholoss.naming import code_hash, named
 

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from rholoss.data import WithIndex
 from rholoss.errors import IdentityMismatchError, RholossError
 from rholoss.il.fingerprint import identify
 from rholoss.il.hashing import content_hash, label_codes
 from rholoss.il.store import Irreducible
 from rholoss.il.views import labels_of
+from rholoss.indexed import WithIndex
 
 
 class Labelled(Dataset):
@@ -30,7 +30,7 @@ class Labelled(Dataset):
         return torch.randn(2), row
 
 
-class Plain(Dataset):
+class Items(Dataset):
     """No labels to be had from outside."""
 
     def __init__(self, items):
@@ -83,7 +83,7 @@ def test_a_view_with_labels_of_its_own_goes_first():
 
 
 def test_columns_of_a_hugging_face_data_set_are_labels():
-    class Columns(Plain):
+    class Columns(Items):
         def __init__(self, items):
             super().__init__(items)
             self.column_names = ["text", "label"]
@@ -136,7 +136,7 @@ def test_size_lets_changed_labels_pass():
 
 
 def test_labels_argument_stands_in_for_the_attribute():
-    items = Plain([torch.randn(2) for _ in LABELS])
+    items = Items([torch.randn(2) for _ in LABELS])
     il = measured(items, labels=np.array(LABELS))
     il.compare(WithIndex(items), labels=LABELS)
     il.compare(Labelled(LABELS))
@@ -178,22 +178,22 @@ def test_label_codes_do_not_depend_on_the_container():
 
 def test_without_labels_the_content_of_strided_rows_is_compared():
     rows = [torch.full((3,), float(i)) for i in range(1000)]
-    il = measured(WithIndex(Plain(rows)))
+    il = measured(WithIndex(Items(rows)))
     assert len(il.meta["identity"]["content"]) == 256
-    il.compare(Plain([row.clone() for row in rows]))
-    il.compare(Subset(Plain(rows), [500, 3, 2]))
+    il.compare(Items([row.clone() for row in rows]))
+    il.compare(Subset(Items(rows), [500, 3, 2]))
     with pytest.raises(IdentityMismatchError, match=r"of 256 rows that were compared, 25\d differ"):
-        il.compare(Plain(rows[::-1]))
+        il.compare(Items(rows[::-1]))
     with pytest.raises(IdentityMismatchError, match="of 1,000 rows, but this one has 999"):
-        il.compare(Plain(rows[:-1]))
+        il.compare(Items(rows[:-1]))
     with pytest.raises(
         IdentityMismatchError, match="augments its items: then pass the view that was"
     ):
-        il.compare(Plain([row + 0.1 for row in rows]))
+        il.compare(Items([row + 0.1 for row in rows]))
 
 
 def test_comparing_leaves_random_state_alone():
-    class Noisy(Plain):
+    class Noisy(Items):
         def __getitem__(self, row):
             return torch.rand(2)
 
@@ -216,7 +216,7 @@ def test_string_keys_carry_identity_themselves():
 
 def test_an_empty_data_set():
     with pytest.raises(RholossError, match="The data set has no rows"):
-        identify(Plain([]))
+        identify(Items([]))
 
 
 @dataclasses.dataclass

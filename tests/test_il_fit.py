@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from rholoss.data import WithIndex
 from rholoss.errors import RholossError, StoreError
-from rholoss.il.fit import fit_irreducible, score_irreducible
+from rholoss.il.fit import fit_irreducible
+from rholoss.il.score import score_irreducible
+from rholoss.indexed import WithIndex
 
 
 def blobs(rows, seed):

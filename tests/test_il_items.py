@@ -2,28 +2,18 @@
 
 import pytest
 import torch
+from test_il_fingerprint import Items
 from test_il_fit import Scripted, blobs, count_steps, fast, quick, sgd, small
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from rholoss import progress
-from rholoss.data import WithIndex
 from rholoss.errors import IdentityMismatchError, RholossError, StoreError
-from rholoss.il.fit import score_irreducible
 from rholoss.il.hashing import content_hash
+from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
-
-
-class Items(Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, row):
-        return self.items[row]
+from rholoss.indexed import WithIndex
 
 
 def dicts(data, **more):

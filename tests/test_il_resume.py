@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset, default_collate
 
 from rholoss.errors import StoreError
 from rholoss.il import fit as fit_module
-from rholoss.il.fit import score_irreducible
 from rholoss.il.partial import Partial
+from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
 from rholoss.il.train import fit_member
 

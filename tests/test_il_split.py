@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from rholoss.data import WithIndex
 from rholoss.errors import RholossError
 from rholoss.il import split
 from rholoss.il.points import points_of
+from rholoss.indexed import WithIndex
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from rholoss.data import WithIndex
 from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
 from rholoss.il import ids
 from rholoss.il.partial import Partial
 from rholoss.il.store import Irreducible
+from rholoss.indexed import WithIndex
 
 NAN, INF = math.nan, math.inf
 

@@ -30,7 +30,8 @@ ROOMS = {
     "losses": "core",
     "methods": "core scores picks",
     "naming": "losses",
-    "data": "core sources",
+    "data": "core",
+    "indexed": "core data sources",
     "schedules": "core",
     "steplog": "core",
     "guard": "core",
@@ -43,22 +44,25 @@ ROOMS = {
     "ladder": "core distributed guard sources steplog",
     "arguments": "core ladder losses naming schedules sources",
     "ledger": "core steplog",
-    "sampler": "core data dealing picks",
+    "sampler": "core data dealing indexed picks",
     "memory": "core",
     "plans": "memory",
-    "planned": "core data dealing distributed memory sampler",
+    "planned": "core data dealing distributed indexed memory sampler",
     "modes": "core",
     "scoring": "core data losses modes quantities",
     "streams": "core data dealing distributed sources",
-    "il": "core data distributed losses modes naming optimizers scoring sources progress streams il",
+    "il": (
+        "core data distributed indexed losses modes naming optimizers scoring sources progress "
+        "streams il"
+    ),
     "state": "selector",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
         "arguments distributed ladder state"
     ),
-    "workers": "core data modes picks sampler selector steplog workers",
-    "coreset": "core data methods scoring losses il progress sources",
-    "timing": "core data methods modes scoring losses il progress",
+    "workers": "core data indexed modes picks sampler selector state steplog workers",
+    "coreset": "core data indexed methods scoring losses il progress sources",
+    "timing": "core data indexed methods modes scoring losses il progress",
     "advise": "core ledger timing",
 }
 ENDS = {"demo", "report", "cli", "integrations"}  # may import anything; nobody else imports them
@@ -70,6 +74,7 @@ HEAVY = {"rich", "typer", "plotly", "jinja2", "pyarrow", "transformers", "lightn
 # Modules whose tests have another name than their own. A package named here has tests by its name.
 PACKAGES = {"demo", "report", "cli", "engine", "workers"}
 TESTED_BY = {
+    "data": "data_batches",
     "il/build": "il_store",
     "il/files": "il_store",
     "il/hashing": "il_fingerprint",

@@ -1,4 +1,4 @@
-"""Models and data in the form that others ask for."""
+"""Models and data, wrapped for what the library asks of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class OwnPrecision(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.low:
             return self.inner(x)
-        # No cache: weights cast while nothing is recorded must not serve a pass that is.
+        # No cache: weights that were cast under `no_grad` must not be used by a pass that needs gradients.
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             return self.inner(x).float()
 
 
 class Unaugmented(Dataset[tuple[Tensor, Tensor]]):
-    """Resident rows one by one, in float32 on the host, for what reads a data set."""
+    """Resident data as an ordinary data set: rows one by one, in float32 on the host."""
 
     def __init__(self, data: Resident) -> None:
         rows = torch.arange(len(data), device=data.device)

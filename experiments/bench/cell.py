@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
+from experiments.records import Recorded
 from rholoss.errors import RholossError
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Recorded):
     """One run. The defaults are the paper's: half of CIFAR-10, ResNet-18, 32 of 320, AdamW at 1e-3.
 
     An epoch is one pass of the candidates: |D| // n_B steps, of which each trains on n_b points.
@@ -31,15 +31,6 @@ class Cell:
     batch_norm: str = "train"
     schedule: str = "constant"  # of the selection; 'annealed' selects early and then filters
     looks: int = 1  # evaluations an epoch
-
-    def key(self) -> str:
-        """Names the run; two cells are the same run if they have the same key."""
-        return "|".join(f"{name}={value}" for name, value in asdict(self).items())
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Cell:
-        """The cell that a line of results came from. A field that is newer than the line is as it was."""
-        return cls(**{f.name: record[f.name] for f in fields(cls) if f.name in record})
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,7 @@ class Study:
 
 
 def only(cell: Cell, conditions: Sequence[str]) -> bool:
-    """Whether a cell has these values, each given as 'field=value'; of several for a field, one."""
+    """Whether a cell has these values, each given as 'field=value'; for a field with several, one of them."""
     asked: dict[str, list[str]] = {}
     for condition in conditions:
         name, _, value = condition.partition("=")

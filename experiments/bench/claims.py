@@ -22,22 +22,24 @@ from experiments.bench.numbers import (
 )
 
 Measure = Callable[..., float | None]  # of a line, and of what `Compare` says beside
-MANY = 8  # parts, of which only the number that holds is told
+MANY = 8  # with more parts than this, only the number of those that hold is shown
 NOT_RUN, HOLDS, IN_PART, FAILS = "not run", "holds", "holds in part", "does not hold"
-OPEN = "open"  # of a number of parts that must hold, too few were run
-SILENT = "says nothing"  # a part whose runs are there, but are not what it speaks of
+OPEN = "open"  # too few parts were run to decide
+SILENT = "says nothing"  # the runs of a part are there, but it does not apply to them
 
 
 @dataclass(frozen=True)
 class Compare:
     """One number of an arm against the same number of another, or against a bound.
 
-    Holds for a seed if ours(arm) <= factor x ours(other) + plus, or with `above` if it is at least that;
-    where that is just ours(other), the same number will not do.
-    What was not reached (None) counts as infinitely many steps. With `controlled` the measure also gets
-    the final accuracy of the weakest arm of the group, below which arms can be compared. With `paired` it
-    gets the two arms' lines of a seed, and its number is held against `plus`, or against the number of the
-    same two arms in the group `beside`. With either, None says nothing, and the seed is passed over.
+    Holds for a seed if measure(arm) <= factor x measure(other) + plus; with `above`, if it is at least that.
+    If the bound is measure(other) itself, an equal number does not do. None (not reached) counts as
+    infinitely many steps.
+
+    With `controlled` the measure also gets the final accuracy of the weakest arm of the group, below which
+    arms can be compared. With `paired` it gets the lines of both arms for a seed, and its result is compared
+    with `plus`, or with that of the same two arms in the group `beside`. With either of them None means that
+    the seed says nothing, and it is passed over.
     """
 
     group: str
@@ -164,8 +166,8 @@ def _far(value: float | None) -> float:
 class Claim:
     """A sentence of the paper and the comparisons that it comes down to, all of which must hold.
 
-    `why` says what it lacks, if it is not run for another reason than time; `spare` how many parts need not
-    hold, where the paper says that some or nearly all do.
+    `why` says why it was not run, if the reason is not time. `spare` is how many parts need not hold, where
+    the paper says "some" or "nearly all".
     """
 
     text: str
@@ -201,7 +203,7 @@ class Claim:
         return "; ".join(named), verdict
 
     def _together(self, verdicts: Sequence[str], absent: int) -> str:
-        """Of the parts that were run; those that were not may decide, if they are most or with `spare`."""
+        """The verdict of the parts that were run; `OPEN` if the `absent` ones could still decide it."""
         held = verdicts.count(HOLDS)
         if self.spare:
             needed = max(1, len(verdicts) + absent - self.spare)

@@ -1,9 +1,8 @@
-"""Files of the bench: written under a temporary name first, and read whole or not at all."""
+"""Files that the bench keeps: reading and writing them with errors that say what to do."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,25 +12,12 @@ from typing import Any, BinaryIO
 import torch
 
 from experiments.bench.lines import tell
+from experiments.records import replacing
 from rholoss.errors import RholossError
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to, which takes the place of the file if all goes well."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
 def keep(path: Path | None, write: Callable[[Path], None]) -> None:
-    """Keep what took minutes to make. Where there is no room for it the work goes on without."""
+    """Write what took minutes to make. If the disk is full, the work goes on without the file."""
     if path is None:
         return
     try:
@@ -43,7 +29,7 @@ def keep(path: Path | None, write: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """The file. Whatever is wrong with it is told with its name and what to do."""
+    """Open a file; any error in the block names it and says what to do."""
     try:
         with path.open("rb") as file:
             yield file
@@ -57,7 +43,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_tensors(path: Path, **options: Any) -> dict[str, Any]:
-    """What `torch.save` wrote. Torch itself would not see that a bit of it has changed."""
+    """What `torch.save` wrote, with its checksums compared: torch does not notice a changed bit."""
     with reading(path) as file:
         if damaged := zipfile.ZipFile(file).testzip():
             raise OSError(f"{damaged} has another checksum")

@@ -29,14 +29,14 @@ from rholoss.errors import RholossError
 from rholoss.il.split import folds
 from rholoss.progress import Bar
 
-# Where the model comes from. A clean holdout as in the paper's noise runs; one that is as noisy as the
-# training labels, as in life; the two halves of the training set; and a model that goes on learning.
-# LIVE says in which mode its BatchNorm learns. MIXED_UP is the cross-fit of the authors' code on half of
-# CIFAR, which takes places in the half for ids: every second point has its loss from the model that saw it.
+# What the model is fitted on: a clean holdout, as in the paper's noise runs; one that is as noisy as the
+# training labels, as in practice; or the two halves of the training set. LIVE models go on learning, with
+# BatchNorm in the mode given here. MIXED_UP is the cross-fit of the authors' code on half of CIFAR, which
+# takes places in the half for ids, so that every second point is scored by the model trained on it.
 LIVE = {"live": "eval", "live in train mode": "train"}
 CROSS_FIT, MIXED_UP = "cross-fit", "cross-fit mixed up"
 SOURCES = ("clean holdout", "noisy holdout", CROSS_FIT, MIXED_UP, *LIVE)
-# 'small_cnn ladder, clean holdout': its losses after so many epochs first, those of lowest loss at last.
+# 'small_cnn ladder, clean holdout': first its losses after so many epochs, in the end those of lowest loss.
 LADDER, RUNGS = " ladder", (4, 12)
 OF_ACCURACY = " of highest accuracy"  # 'small_cnn of highest accuracy, clean holdout'
 
@@ -120,7 +120,7 @@ def fit(
     started = time.perf_counter()
     batch_size = min(recipe.batch_size, len(data))
     per_epoch = len(data) // batch_size
-    torch.default_generator.manual_seed(seed)  # that of a GPU is in use by runs that are under way
+    torch.default_generator.manual_seed(seed)  # not the GPU's, from which other runs are drawing
     trainer = Trainer(
         make_model().to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         data, total_steps=recipe.epochs * per_epoch, method="uniform", candidates=batch_size,

@@ -16,7 +16,7 @@ from rholoss.engine import Evaluation
 
 
 class Progress(Protocol):
-    """What a run has to tell."""
+    """What a result line is made from: a run, of whatever kind."""
 
     cell: Cell
     started: float
@@ -75,12 +75,12 @@ def told(line: dict[str, Any]) -> str:
 
 
 def named(cell: Cell) -> str:
-    """What somebody at a terminal would tell a run by."""
+    """A short name of a run, for people."""
     return f"{cell.dataset}, {cell.labels}, {cell.method} ({cell.il}), seed {cell.seed}"
 
 
 def tell(text: str, file: TextIO | None = None) -> None:
-    """Print a line. Whoever read them may be gone (`| head`, a closed terminal): that ends no run."""
+    """Print a line. If nobody reads them any more (`| head`, a closed terminal), the run goes on."""
     file = file or sys.stdout
     try:
         print(text, file=file, flush=True)
@@ -89,7 +89,7 @@ def tell(text: str, file: TextIO | None = None) -> None:
 
 
 def standing(runs: Sequence[Progress]) -> str:
-    """Of the runs that are under way, where the one stands that has come furthest."""
+    """How far the run that is nearest to its end has come."""
     if not runs:
         return ""
     first = max(runs, key=lambda run: run.step / run.total_steps)

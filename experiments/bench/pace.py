@@ -19,7 +19,7 @@ DRAWS = 10  # of Monte-Carlo dropout, as the trainer has them by default
 
 
 class Moving(Protocol):
-    """A run, as far as its pace goes."""
+    """The part of a run that its pace is computed from."""
 
     cell: Cell
     resumed: int
@@ -51,13 +51,13 @@ def kind(cell: Cell) -> Kind:
 
 
 class Pace:
-    """Says whether a further run may begin.
+    """Says whether another run may begin.
 
     Args:
-        seconds: none begins after so long.
-        limit: and none that would not be through by then, at the pace that was seen last of runs of its
-            kind (the slowest of them; of all, if none was seen, and slower by as much as it has more to
-            do). What is under way when a process is killed waits for the next.
+        seconds: no run begins after so long.
+        limit: no run begins that would not be done by then. How long it takes is judged by the slowest of
+            the latest runs of its kind; if there was none, by those of other kinds, scaled by the work of a
+            step. (A run that is killed before its end is continued by the next process.)
     """
 
     def __init__(self, seconds: float = math.inf, limit: float = math.inf) -> None:
@@ -72,7 +72,7 @@ class Pace:
         return time.perf_counter() - self.started > min(self.seconds, self.limit)
 
     def look(self, running: Iterable[Moving]) -> None:
-        """See how fast the runs are that are under way, since they were first seen to have settled."""
+        """Note how fast the present runs are, counted from when each of them had settled."""
         now, paces = time.perf_counter(), dict[Kind, float]()
         for run in running:
             # One that was cut off and goes on compiles again.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.bench.numbers import Line, mean, steps_to
+from experiments.records import replacing
 
 LOWEST_REACHED = 50  # %, where the plot of steps to each accuracy begins
 Curve = Callable[[Line], list[tuple[float, float]]]  # points (epoch, value)
@@ -65,10 +65,8 @@ def draw(
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # where no curve can be
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
     return True
 
 

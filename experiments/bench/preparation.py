@@ -1,4 +1,4 @@
-"""What cells share is made by one of the processes, while the others run what is ready."""
+"""What several runs share is made by one of the processes, while the others make runs that are ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.processes import file_of
 
 
 class Preparation:
-    """Says whether what a cell needs is there, and makes it if no other process is at it.
+    """Says whether what a cell needs is there, and makes it unless another process is doing so.
 
     Args:
         bench: has `prepare(cell)`.
@@ -25,7 +25,7 @@ class Preparation:
         self.bench, self.cells, self.folder = bench, list(cells), folder
 
     def __call__(self, cell: Cell) -> bool:
-        """False as long as another process is at it."""
+        """Make what the cell needs; False while another process is making it."""
         shared = shared_by(cell)
         if shared is None:
             return True

@@ -24,8 +24,9 @@ from experiments.datasets import (
     cifar100n,
     cinic10,
 )
-from experiments.datasets.digits import PIXEL_MEAN, PIXEL_STD, Digits
+from experiments.datasets.digits import Digits
 from experiments.digits.data import split_ambiguous, split_digits
+from rholoss.demo.data import PIXEL_MEAN, PIXEL_STD
 from rholoss.engine import CropFlip, Resident
 from rholoss.errors import RholossError
 from rholoss.noise import NoisyLabels, structured_noise, uniform_noise
@@ -176,7 +177,7 @@ class Problems:
 
     def __init__(self, root: Any = None, dtype: torch.dtype = torch.float32) -> None:
         self.root, self.dtype = root, dtype
-        # By its number: a live model looks whether it is on the data's device, and cuda is not cuda:0.
+        # With its number: a live model compares its device with the data's, and cuda is not cuda:0.
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else None
         self.arrays = functools.cache(self._arrays)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from experiments.bench.numbers import (
     steps_to,
     weakest_final,
 )
+from experiments.records import save
 from rholoss.errors import RholossError
 
 Lines = Mapping[str, Sequence[Line]]  # by arm
@@ -48,27 +48,23 @@ are those of several runs side by side, no measure of speed."""
 
 def epochs(group: Group, lines: Lines) -> list[str]:
     """Table 2: epochs to each target, and the final accuracy."""
-    return _reached(group, lines, epochs_to, "epochs", 0)
+    return _reached(group, lines, epochs_to, "epochs")
 
 
 def steps(group: Group, lines: Lines) -> list[str]:
     """As `epochs`, in steps, for arms whose epochs differ."""
-    return _reached(group, lines, steps_to, "steps", 0)
+    return _reached(group, lines, steps_to, "steps")
 
 
 def _reached(
-    group: Group,
-    lines: Lines,
-    measure: Callable[[Line, float], float | None],
-    unit: str,
-    digits: int,
+    group: Group, lines: Lines, measure: Callable[[Line, float], float | None], unit: str
 ) -> list[str]:
     targets = [f"{unit} to {target:g} %" for target in group.targets]
     head = ["", *(["paper"] if group.paper else []), *targets, "final, %", "best, %", "seeds"]
     rows = []
     for name, found in lines.items():
         reached = [
-            over(found, lambda line, target=target: measure(line, target), digits)
+            over(found, lambda line, target=target: measure(line, target), digits=0)
             for target in group.targets
         ]
         paper = [group.paper.get(name, "")] if group.paper else []
@@ -78,7 +74,7 @@ def _reached(
     if group.paper:
         targets_text = " / ".join(f"{target:g}" for target in group.targets)
         legend = [f"Paper: epochs to {targets_text} % (final accuracy)."]
-    return [*_table(head, rows), "", *legend]
+    return [*table(head, rows), "", *legend]
 
 
 def shares(group: Group, lines: Lines) -> list[str]:
@@ -106,7 +102,7 @@ def shares(group: Group, lines: Lines) -> list[str]:
         f"{bound:.1f} %, the final one of the weakest arm, as in the paper. Whether a pick was already "
         "classified correctly is read in the forward pass that trains on it."
     )
-    return [*_table(head, rows), "", text]
+    return [*table(head, rows), "", text]
 
 
 def speedups(group: Group, lines: Lines) -> list[str]:
@@ -125,7 +121,7 @@ def speedups(group: Group, lines: Lines) -> list[str]:
     num = FIG2_EPOCHS
     text = f"Speed-up: {num} / the epoch at which uniform's best of {num} is reached; 0: never."
     head = ["", "paper, each seed", "ours", "final, %", "uniform's final, %"]
-    return [*_table(head, rows), "", text]
+    return [*table(head, rows), "", text]
 
 
 def classes(group: Group, lines: Lines) -> list[str]:
@@ -145,7 +141,7 @@ def classes(group: Group, lines: Lines) -> list[str]:
     measures = (evenly, worst, gap)
     rows = [[name, *(over(found, m) for m in measures)] for name, found in lines.items()]
     head = ["by class, at the end", "mean of the classes, %", "worst class, %", "best minus worst"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 TABLES: dict[str, Callable[[Group, Lines], list[str]]] = {
@@ -207,16 +203,12 @@ def _group(study: Study, group: Group, results: Results, folder: Path) -> list[s
 
 def remarks(group: Group, results: Results, seeds: int) -> list[str]:
     """What is to be said below the tables, each a paragraph."""
-    fits, left = several_fits(group, results), missing(group, results, seeds)
-    return [
-        *([group.note] if group.note else []),
-        *(
-            [f"Irreducible losses of more than one fit (test accuracy): {'; '.join(fits)}."]
-            if fits
-            else []
-        ),
-        *([f"Not run, or not in full: {'; '.join(left)}."] if left else []),
-    ]
+    said = [group.note] if group.note else []
+    if fits := several_fits(group, results):
+        said.append(f"Irreducible losses of more than one fit (test accuracy): {'; '.join(fits)}.")
+    if left := missing(group, results, seeds):
+        said.append(f"Not run, or not in full: {'; '.join(left)}.")
+    return said
 
 
 def curves_of(group: Group, name: str) -> Iterator[tuple[str, plots.Curve, str, str]]:
@@ -241,7 +233,7 @@ def where(study: Study, results: Results) -> str:
     return f"Made on {told}, {' to '.join(sorted({dates[0], dates[-1]}))}. Lines: {links}."
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
@@ -256,16 +248,7 @@ def slug(title: str) -> str:
 def write(study: Study, out: Path) -> Path:
     """Make the page of a study in `<out>/<study>`; returns its path."""
     folder = out / study.name
-    folder.mkdir(parents=True, exist_ok=True)
     return save(folder / "README.md", page(study, Results.read(out), folder))
-
-
-def save(path: Path, text: str) -> Path:
-    """Write to a temporary name, then rename."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-    return path
 
 
 def claims_table(claims: Sequence[Claim], studies: Mapping[str, Study], results: Results) -> str:
@@ -275,7 +258,7 @@ def claims_table(claims: Sequence[Claim], studies: Mapping[str, Study], results:
         ours, verdict = claim.judge(studies[claim.study], results)
         rows.append([claim.text, claim.paper, ours, f"[{verdict}]({claim.study}/README.md)"])
     rows.sort(key=lambda row: row[-1].startswith(f"[{NOT_RUN}]"))
-    return "\n".join(_table(["claim", "the paper", "ours", "verdict"], rows))
+    return "\n".join(table(["claim", "the paper", "ours", "verdict"], rows))
 
 
 VERDICTS = {  # of one claim, of several
@@ -301,13 +284,17 @@ def tally(claims: Sequence[Claim], studies: Mapping[str, Study], results: Result
     return f"Of the {len(claims)} claims below {', '.join(told)}.{more}"
 
 
+def put_between(text: str, begin: str, end: str, made: str) -> str:
+    """The text with this between two marks that it has."""
+    return f"{text.partition(begin)[0]}{begin}\n{made}\n{end}{text.partition(end)[2]}"
+
+
 def write_claims(claims: Sequence[Claim], studies: Mapping[str, Study], out: Path) -> Path:
     """Put the table between its marks in `<out>/README.md`; what stands around it is written by hand."""
     path = out / "README.md"
     text = path.read_text() if path.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
     if BEGIN not in text or END not in text:
         raise RholossError(f"{path} has no '{BEGIN}' and '{END}'; put them where the table goes.")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     results = Results.read(out)
     made = f"{tally(claims, studies, results)}\n\n{claims_table(claims, studies, results)}"
-    return save(path, f"{before}{BEGIN}\n{made}\n{END}{after}")
+    return save(path, put_between(text, BEGIN, END, made))

@@ -49,10 +49,7 @@ from rholoss.progress import Bar
 
 LIVE_RATE = 0.01  # of the target's learning rate, for a live irreducible-loss model
 AGAIN = 0.5  # seconds, if all runs that are left wait for another process
-TOLD = (
-    RholossError,
-    FileNotFoundError,
-)  # errors that say what to do: where they arose is of no use
+TOLD = (RholossError, FileNotFoundError)  # errors that say what to do, and need no traceback
 RECOMPILES = 64  # kinds of model, batch size and method that one process may compile
 
 
@@ -211,9 +208,9 @@ def run(
 ) -> int:
     """Run cells, each with the name of its study, several at a time; for `seconds` and `limit` see `Pace`.
 
-    Returns how many were finished. Cells that have a line below `out` or `known` are passed over, and those
-    that `claim` says are another's, or that another command is at; those that are not `ready` are asked for
-    again. One that fails takes no other with it: what went wrong is raised when all others are through.
+    Returns how many were finished. Passed over are cells that have a line below `out` or `known`, cells that
+    `claim` refuses, and cells that another command is running. A cell that is not `ready` is tried again
+    later. If a run fails the others go on, and its error is raised at the end.
     """
     pace = Pace(seconds, limit)
     waiting = missing(cells, out, *known)
@@ -243,7 +240,8 @@ def run(
                 before = len(running)
                 for record in _turn(bench, running, failed, side_by_side):
                     kept = failed.kept(record["study"], Cell.of(record))
-                    with kept, whole_steps() as let_interrupt_through:  # not between the two
+                    # An interrupt must not come between writing the line and deleting the kept state.
+                    with kept, whole_steps() as let_interrupt_through:
                         records.append(out / record["study"] / "runs.jsonl", record)
                         bench.unfinished.forget(Cell.of(record))
                         finished += 1
@@ -251,7 +249,7 @@ def run(
                     let_interrupt_through()
                 if len(running) < before:
                     under_way.only(current.cell.key() for _, current in running)
-                    gc.collect()  # an evaluator holds itself and, by it, memory of the device
+                    gc.collect()  # an evaluator is in a reference cycle, and holds memory of the device
                 runs = [current for _, current in running]
                 pace.look(runs)
                 over = bar.total - len(waiting) - len(runs)
@@ -265,7 +263,7 @@ def run(
 
 
 def _free(under_way: UnderWay, study: str, cell: Cell, out: Path) -> bool:
-    """Whether no other command is at the run, or has made it since this one looked for its line."""
+    """Whether no other command is making the run, or has made it since this one looked for its line."""
     if under_way.begin(cell.key()):
         return cell.key() not in done(out)
     tell(f"{study}: {named(cell)}: left to another command, which is at it", sys.stderr)
@@ -275,7 +273,7 @@ def _free(under_way: UnderWay, study: str, cell: Cell, out: Path) -> bool:
 def _turn(
     bench: Bench, running: list[tuple[str, Run | Loop]], failed: _Failures, side_by_side: int
 ) -> Iterator[dict[str, Any]]:
-    """Each run has its turn; those that fail or end are let go, these with a line."""
+    """Advance each run once. Runs that end or fail are removed; yields the lines of those that ended."""
     for entry in list(running):
         study, current = entry
         with failed.kept(study, current.cell):
@@ -290,9 +288,9 @@ def _turn(
 
 
 class _Failures:
-    """What went wrong in single runs, kept until the others are through.
+    """The errors of single runs, kept until the other runs are done.
 
-    In words: an exception would hold the run, and memory of the device, until then.
+    They are kept as text: an exception would keep the run, and its memory on the device, alive.
     """
 
     def __init__(self) -> None:

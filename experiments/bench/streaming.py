@@ -1,6 +1,6 @@
-"""Cells whose data does not fit a device: files are opened by workers, and `Selector` stands in the loop.
+"""Runs whose data does not fit the device: workers open the files, and the loop uses `Selector`.
 
-The same cells, lines and pages as for resident data; slower by what it costs to decode every candidate.
+Cells, lines and pages are the same as for resident data; but it is slower, since every candidate is decoded.
 """
 
 from __future__ import annotations

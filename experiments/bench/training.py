@@ -1,4 +1,4 @@
-"""One cell in progress, trained by the engine; what it has done so far can be kept and gone on with."""
+"""One run in progress, trained by the engine; its state can be saved and continued from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
         self.last: Evaluation | None = None
         self._looking_at: int | None = None  # the step of an evaluation that was not read yet
         total = bench.steps(cell)
-        # Made on the host. The GPU's generator is not seeded: runs that are under way draw from it.
+        # Made on the host. The GPU's generator is not seeded, because other runs are drawing from it.
         torch.default_generator.manual_seed(cell.seed)
         model = MODELS[cell.model](self.problem.num_classes)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -138,7 +138,7 @@ class Run:
             self.picked.load_state_dict(state["shares"])
             self.started = time.perf_counter() - state["seconds"]
             self.resumed = state["resumed"] + 1
-            # One that is due is made again: who was interrupted may have had it in part.
+            # An evaluation at this very step is made again: the interrupted one may have been incomplete.
             step, per_epoch, looks = self.step, self.steps_per_epoch, self.cell.looks
             self.evals, self.il_evals = (
                 [(at, value) for at, value in state[name] if at < step]

@@ -1,4 +1,4 @@
-"""Runs that are cut off go on where they were: their states are kept, now and then and at an interrupt."""
+"""Runs that were cut off continue where they were: their states are saved regularly and at an interrupt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from experiments import processes, records
 from experiments.bench.cell import Cell
-from experiments.bench.files import read_tensors, replacing
+from experiments.bench.files import read_tensors
 from experiments.bench.lines import named, tell
 from experiments.bench.streaming import Loop
 from experiments.bench.training import Run
@@ -27,9 +27,9 @@ EVERY = 300.0  # seconds between two states of a run: what a kill costs at most
 
 
 class Unfinished:
-    """A folder with the states of runs that are under way, or were.
+    """A folder with the saved states of runs that are not finished.
 
-    A state is gone on with only where it was made: a run has one device, precision and version of torch.
+    A run can only be continued with the same device, precision and version of torch.
     """
 
     def __init__(self, folder: Path, precision: str | None, every: float = EVERY) -> None:
@@ -75,7 +75,7 @@ class Unfinished:
             tell(told, sys.stderr)
 
     def forget(self, cell: Cell) -> None:
-        """The run has its line: let its state go, and what a kill left of an unfinished one."""
+        """Delete the state of a run that has its line now, and what a kill left of one being written."""
         for path in self.folder.glob(f"{self.path(cell).stem}.*"):
             path.unlink(missing_ok=True)
 
@@ -83,10 +83,10 @@ class Unfinished:
         if isinstance(run, Loop) or run.step == 0 or run.finished:
             return False
         try:
-            # Half a state would miscount the picks.
+            # Not in the middle of a step, or the picks would be counted wrongly.
             with (
                 whole_steps() as let_interrupt_through,
-                replacing(self.path(run.cell)) as temporary,
+                records.replacing(self.path(run.cell)) as temporary,
             ):
                 torch.save(run.state_dict(), temporary)
             let_interrupt_through()
@@ -103,7 +103,7 @@ class Unfinished:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, who asks the process to end interrupts it, after the step; further ones are ignored."""
+    """A block in which a request to end interrupts the process after its step; later ones are ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -115,7 +115,7 @@ def terminable() -> Iterator[None]:
 
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     with processes.on_ends(interrupt):
-        if ignored:  # of a script's background job, which is asked to end all the same
+        if ignored:  # as in a background job of a script, which must still end when it is asked to
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield

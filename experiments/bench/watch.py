@@ -1,8 +1,8 @@
 """What was picked, counted at every step: shares of corrupted, low-relevance and already-correct points.
 
-Whether a pick was classified correctly is read from the forward pass that trains on it, in the instant
-before the weights change: no pass is added, and it is the same measure for methods that score and for
-those that do not. Predictions stay on the device until the trainer reads its window of steps.
+Whether a pick was classified correctly is read from the forward pass that trains on it, just before the
+weights change. This adds no pass, and is the same measure for methods that score and for those that do not.
+Predictions stay on the device until the trainer reads its window of steps.
 """
 
 from __future__ import annotations

@@ -111,9 +111,7 @@ def _arrays(path: Path) -> dict[str, Any]:
             return {key: packed[key] for key in packed.files}
     import torch
 
-    rebuild = np.empty(0).__reduce__()[
-        0
-    ]  # numpy's, which has another address in each of its versions
+    rebuild = np.empty(0).__reduce__()[0]  # numpy's own, which each version has elsewhere
     allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, rebuild]
     allowed.append((rebuild, "numpy.core.multiarray._reconstruct"))  # as the files were written
     with torch.serialization.safe_globals(allowed):

@@ -14,7 +14,6 @@ from experiments.datasets.files import data_dir, need
 from rholoss.demo.data import read_idx
 from rholoss.errors import RholossError
 
-PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081  # of MNIST's training file, the usual figures
 HOME = "https://github.com/facebookresearch/qmnist (MNIST's files and QMNIST's)"
 HOME_AMBIGUOUS = (
     "https://github.com/BlackHC/ddu_dirty_mnist/releases (data-v1.0.0: amnist_samples.pt, md5 "

@@ -6,9 +6,8 @@
     2   the irreducible-loss model is not updated
     3   the irreducible-loss model is small
 
-All see the same candidates in the same order, and each acquires by its own score. The scores of the
-same 1,000 candidates are compared by rank with those of Approximation 0, when as many gradient steps
-have been taken.
+All see the same candidates in the same order, and each acquires by its own score. Their scores of the same
+1,000 candidates, after equally many gradient steps, are compared by rank with those of Approximation 0.
 
 Shapes: T candidate batches, B candidates, k acquired, M members.
 """

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from experiments.datasets.digits import (
-    PIXEL_MEAN,
-    PIXEL_STD,
     Digits,
     ambiguous_mnist,
     mnist,
     mnist_writers,
     qmnist,
 )
+from rholoss.demo.data import PIXEL_MEAN, PIXEL_STD
 from rholoss.errors import RholossError
 from rholoss.il.split import folds
 from rholoss.noise import uniform_noise

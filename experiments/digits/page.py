@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import records
-from experiments.bench.report import save
+from experiments.bench.report import put_between, table
 from experiments.digits.chain import CHAIN, Setting
 from experiments.digits.table1 import NAME, SETTINGS
 
@@ -56,11 +56,6 @@ def spearman_of(result: Line) -> float:
 
 def percent(field: str) -> Callable[[Line], float]:
     return lambda result: 100 * float(result[field])
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def correlations(found: Mapping[str, Sequence[Line]]) -> list[str]:
@@ -244,7 +239,6 @@ def write(runs: Path = FOLDER / "runs.jsonl") -> Path:
     above = folder.parent / "README.md"
     text = above.read_text() if above.exists() else ""
     if BEGIN in text and END in text:
-        before, after = text.partition(BEGIN)[0], text.partition(END)[2]
         rows = "\n".join(claims(by_setting(lines)))
-        save(above, f"{before}{BEGIN}\n{rows}\n{END}{after}")
-    return save(folder / "README.md", "\n".join(page(lines)) + "\n")
+        records.save(above, put_between(text, BEGIN, END, rows))
+    return records.save(folder / "README.md", "\n".join(page(lines)) + "\n")

@@ -30,7 +30,7 @@ from rholoss import core
 from rholoss.errors import RholossError
 from rholoss.progress import Bar
 
-NAME, TITLE = "table1", "The chain of approximations (Table 1)"
+NAME = "table1"
 RUNS = records.RESULTS / NAME / "runs.jsonl"
 
 # By name: what is reported beside the paper, and how far it depends on what the paper leaves open.
@@ -79,13 +79,8 @@ def compare(followed: dict[str, Followed], corrupted: np.ndarray) -> dict[str, A
 
 def fit_key(setting: Setting) -> tuple[Any, ...]:
     """Settings with the same key share their IL models."""
-    return (
-        setting.hidden,
-        setting.il_epochs,
-        setting.il_keep,
-        setting.split,
-        setting.noisy_holdout,
-    )
+    names = ("hidden", "il_epochs", "il_keep", "split", "noisy_holdout")
+    return tuple(getattr(setting, name) for name in names)
 
 
 def key_of(record: dict[str, Any]) -> tuple[Any, ...]:

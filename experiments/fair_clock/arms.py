@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from experiments.records import Recorded
 from rholoss.engine import InfoBatch, Plan, RandomShare, Remembered
 from rholoss.schedules import Schedule
 
@@ -18,13 +19,10 @@ class Arm:
     name: str
     method: str = "uniform"
     k: int = 1
-    switch: float | None = (
-        1.0  # share of the steps that score; None: until the target has caught up
-    )
+    switch: float | None = 1.0  # share of the steps that score; None: until the target catches up
     drop: float = 0.0  # share of highest irreducible loss that is left out afterwards
-    plan: Callable[[float], Plan] | None = (
-        None  # of the passes that score nothing, from the loss of chance
-    )
+    # Of the passes that score nothing: a function from the loss of chance to a plan.
+    plan: Callable[[float], Plan] | None = None
     il_epochs: int = 12  # of the fit of the irreducible-loss model
     rungs: tuple[int, ...] = ()  # epochs of it whose losses come first (`rholoss.Ladder`)
     # While scoring. 'eval' is folded into the convolutions, 'recent', too, with statistics that keep
@@ -42,9 +40,8 @@ class Arm:
     @property
     def rho_type(self) -> bool:
         """Whether it asks RHO-LOSS's questions, of an IL model or of what training remembers."""
-        return self.method == "rho" or (
-            self.plan is not None and isinstance(self.plan(1.0), Remembered)
-        )
+        plan = None if self.plan is None else self.plan(1.0)
+        return self.method == "rho" or isinstance(plan, Remembered)
 
     @property
     def by_hand(self) -> bool:
@@ -67,21 +64,19 @@ LABELS = {"cifar10": ("clean", "noise 10 %", "worse"), "cifar100": ("clean", "no
 LONGEST = 0.3  # share of the steps that an automatic switch may take at most
 
 
-def _filter(chance: float) -> Plan:
-    return Remembered(chance, measured=False, filter_from=0.3, again=0)
+def _by_chance(filter_from: float = 0.3, **options: Any) -> Callable[[float], Plan]:
+    """Plans whose bound is the loss of chance alone, and nothing is measured."""
+
+    def plan(chance: float) -> Plan:
+        return Remembered(chance, measured=False, filter_from=filter_from, again=0, **options)
+
+    return plan
 
 
-def _always(chance: float) -> Plan:
-    return Remembered(chance, measured=False, filter_from=0.3, again=0, least=0.0)
-
-
-def _both(chance: float) -> Plan:
-    return Remembered(chance, measured=False, filter_from=0.3, again=0, skip=0.5, most=1.0)
-
-
-def _careful(chance: float) -> Plan:
-    """Where more than 15 % of the rows are not learnable, what is not learnt is mostly wrong labels."""
-    return Remembered(chance, measured=False, filter_from=0.3, again=0, skip=0.5, most=0.15)
+_filter, _always = _by_chance(), _by_chance(least=0.0)
+_both = _by_chance(skip=0.5, most=1.0)
+# Where more than 15 % of the rows are not learnable, what is not learnt is mostly wrong labels.
+_careful = _by_chance(skip=0.5, most=0.15)
 
 
 def _measured(chance: float) -> Plan:
@@ -165,29 +160,19 @@ ARMS = {
         # No IL model at all: learnable and learnt are read from the losses of training itself.
         Arm("remembered", plan=_filter),
         Arm("remembered, always", plan=_always),
-        Arm(
-            "remembered, skip",
-            plan=lambda chance: Remembered(
-                chance, measured=False, filter_from=0.4, again=0, skip=0.5, least=0.0, most=1.0
-            ),
-        ),
+        Arm("remembered, skip", plan=_by_chance(0.4, skip=0.5, least=0.0, most=1.0)),
         # Both by default: on clean labels it only skips, with wrong ones it filters, too.
         Arm("remembered, both", plan=_both),
         Arm("remembered, careful", plan=_careful),
         Arm("remembered, measured", plan=_measured),
         Arm("remembered, probation", plan=_probation),
-        Arm(
-            "remembered, skip alone",
-            plan=lambda chance: Remembered(
-                chance, measured=False, filter_from=1.0, again=0, skip=0.5, most=1.0
-            ),
-        ),
+        Arm("remembered, skip alone", plan=_by_chance(1.0, skip=0.5, most=1.0)),
     )
 }
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Recorded):
     """One run. `split` is 'tune' (train on 45,000, judged on the 5,000 others) or 'final' (test set)."""
 
     labels: str
@@ -205,16 +190,6 @@ class Cell:
     def race(self) -> tuple[str, str, float]:
         """What has its own table and its own tuning: data set, part of it, budget."""
         return self.dataset, self.part, self.budget
-
-    def key(self) -> str:
-        return "|".join(f"{k}={v}" for k, v in asdict(self).items())
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Cell:
-        """The cell of a line of results; a field that the line does not know has its default."""
-        return cls(
-            **{field.name: record[field.name] for field in fields(cls) if field.name in record}
-        )
 
     def spent_on_il(self, il_seconds: float) -> float:
         return il_seconds if ARMS[self.arm].needs_il and self.il == "inside" else 0.0

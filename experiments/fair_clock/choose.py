@@ -30,7 +30,7 @@ def _means(
 ) -> dict[Any, dict[Choice, float]]:
     """Mean accuracies of the tuning runs that are asked for, by race, labels and arm.
 
-    Runs that diverged are among them: else a rate at which most seeds fail would win by the one that did not.
+    Runs that diverged are included, or a rate at which most seeds fail could win by the one that did not.
     """
     found: dict[Any, dict[Choice, list[float]]] = {}
     for line in lines:
@@ -51,8 +51,8 @@ def tuned_best(
 ) -> tuple[str, float] | None:
     """The RHO-type arm of the main race that tuning puts first, with its mean over the label sets.
 
-    Of those that were tuned on every label set; None if none was. A switch must not need a user who knows
-    the data, so that arms whose switch is fixed by hand are passed over, unless `by_hand`: then only they.
+    Only of arms that were tuned on every label set; None if there are none. Arms whose switch is fixed by
+    hand need a user who knows the data, so they are passed over; with `by_hand` only they are considered.
     """
     race, means = Cell("", "", 0, 0.0, 0).race, _means(lines, None, None)
     scores = {

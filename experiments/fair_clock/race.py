@@ -40,7 +40,7 @@ NOISE_SEED = 2022
 IL_RECIPE = {"batch_size": 256, "learning_rate": 4e-3}  # small CNN
 CHUNK = 50  # steps of one run before the next one has its turn
 LOOKS = 20  # evaluations of a tuning run; the test set is read once
-ROOM = 4096  # steps; trainers have room for a multiple of them: what is compiled goes by the shape
+ROOM = 4096  # trainers have room for a multiple of so many steps, so that few shapes are compiled
 WARM_SECONDS = 1.5  # of steps before any is timed: an idle GPU takes a while to reach its clock
 TIMED_AT = 1e-3  # the highest rate of steps that are timed: what they cost does not depend on it
 # Of arms that score with BatchNorm folded in; with 'rows' some candidates' statistics stand for all.
@@ -84,7 +84,7 @@ class Race:
 
     @contextlib.contextmanager
     def kept(self, cell: Cell) -> Iterator[None]:
-        """What goes wrong inside is told, and takes no other cell with it."""
+        """A block whose errors are printed and noted, so that the other cells go on."""
         try:
             yield
         except Exception as error:
@@ -329,7 +329,7 @@ def run(
 ) -> None:
     """Run the cells, several at a time; stop taking new ones after `seconds`.
 
-    One that fails takes no other with it: what went wrong is raised when all others are through.
+    If a run fails the others go on, and its error is raised at the end.
     """
     started = time.perf_counter()
     for cell in cells:

@@ -345,13 +345,10 @@ def write(out: Path) -> Path:
     if not lines:  # rather than a page of nothing in place of another file's
         raise SystemExit(f"{out} has no runs; make some with `tune` or `final`.")
     tune = [line for line in lines if line["split"] == "tune"]
-    target = out.parent / "README.md"
     plain = [line for line in tune if _counts(Cell.of(line))]
     finals = {line["arm"] for line in lines if line["split"] == "final" and _plain(Cell.of(line))}
     # What the tables show; all others crowd the plot. The second trains as the first does, and has curves
     # where the first was tuned before they were kept.
     arms = [name for name in ARMS if name in finals | {"uniform", "uniform, remembering"}]
     text = page(lines, draw_curves(plain, out.parent / "curves.png", arms))
-    temporary = target.with_suffix(".part")
-    temporary.write_text(text)
-    return temporary.replace(target)
+    return records.save(out.parent / "README.md", text)

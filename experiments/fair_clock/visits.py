@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.records import replacing
 from rholoss.engine import Plan, Remembered
 from rholoss.memory import Epoch, Memory, Situation
 
@@ -35,13 +36,10 @@ class Visits:
 
     def save(self, path: Path, wrong: np.ndarray) -> Path:
         """Losses [passes, rows], NaN where there is none yet; progress; which labels are wrong."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".part")
-        with temporary.open("wb") as file:
-            np.savez_compressed(
-                file, last=np.stack(self.last), progress=np.array(self.progress), wrong=wrong
-            )
-        return temporary.replace(path)
+        last, progress = np.stack(self.last), np.array(self.progress)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, last=last, progress=progress, wrong=wrong)
+        return path
 
 
 def replay(path: Path, plan: Plan) -> dict[str, Any] | None:

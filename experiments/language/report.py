@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -252,11 +251,7 @@ def write(out: Path) -> Path:
     lines = list({cell_of(line).key(): line for line in records.read(out)}.values())
     if not lines:
         raise SystemExit(f"{out} has no runs; make some with `paper` or `fair`.")
-    path = out.parent / "README.md"
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(page(lines, out.parent))
-    os.replace(fresh, path)
-    return path
+    return records.save(out.parent / "README.md", page(lines, out.parent))
 
 
 INTRODUCTION = """\

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 import rholoss as rho
 from experiments.language.cells import CANDIDATES, IL_EPOCHS, KEEP, UNSCORED, Cell
 from experiments.language.tasks import TASKS, Task, Texts, as_it_is, load
+from experiments.records import replacing
 
 WEIGHT_DECAY = 0.02  # the paper's; the authors' configuration has 0.01
 SMALL_LAYERS = 2
@@ -46,11 +46,8 @@ class Fitted:
     core_set: Tensor  # the rows that SVP keeps, with this model as its proxy
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".tmp")
-        with fresh.open("wb") as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, loss=self.loss, seconds=self.seconds, core_set=self.core_set)
-        os.replace(fresh, path)
 
     @classmethod
     def load(cls, path: Path) -> Fitted:
@@ -180,7 +177,7 @@ def matthews(guess: Tensor, label: Tensor) -> float:
 
 
 def selector_of(cell: Cell, bench: Bench) -> rho.Selector:
-    """The selector of the cell; what scores nothing takes all that it is given."""
+    """The selector of the cell. Methods that score nothing are given only the rows to train on."""
     reads = cell.method in ("rho", "negative_il")
     il = bench.fitted(TASKS[cell.task], cell.irreducible).loss if reads else None
     return rho.Selector(

@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.bench.cell import Cell, Group, Study
-from experiments.studies.arms import rho
+from experiments.studies.arms import all_methods, rho
 
 IL = "imagenet_resnet18_random, noisy holdout"
 TARGETS = ("resnet50", "mobilenet_v2", "densenet121", "inception_v3", "googlenet")
 BASE = Cell("clothing1m", labels="human", model="imagenet_resnet50", epochs=50)
 
-ARMS = {
-    "uniform": BASE,
-    "RHO-LOSS": rho(BASE, IL),
-    "training loss": replace(BASE, method="loss"),
-    "gradient norm": replace(BASE, method="grad_norm"),
-    "gradient norm IS": replace(BASE, method="grad_norm_is"),
-    "negative IL": replace(BASE, method="negative_il", il=IL),
-}
+ARMS = {name: cell for name, cell in all_methods(BASE, IL).items() if name != "SVP"}
 PAPER = {
     "uniform": "2 / 30 (70)",
     "RHO-LOSS": "1 / 2 (72)",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from experiments.records import replacing
 from experiments.toy_maps.problem import KINDS, Plane
 from experiments.toy_maps.run import METHODS, PHASES, Run, grid
 
@@ -57,12 +57,10 @@ def draw(train: Plane, runs: dict[str, Run], path: Path) -> None:
     figure.legend(
         handles=handles, loc="upper center", ncols=5, frameon=False, bbox_to_anchor=(0.5, 0.935)
     )
-    temporary = path.with_name(f"{path.name}.tmp")
-    figure.savefig(
-        temporary, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None}
-    )
+    options: dict[str, Any] = {"bbox_inches": "tight", "metadata": {"Software": None}}
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=100, **options)
     plt.close(figure)
-    os.replace(temporary, path)
 
 
 def _panel(ax: Any, train: Plane, picked: torch.Tensor, probability: np.ndarray) -> None:

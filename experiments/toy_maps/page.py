@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments import records
-from experiments.bench.report import save
 from experiments.toy_maps.problem import KINDS, SHARES
 from experiments.toy_maps.run import CANDIDATES, KEEP, METHODS, NUM_POINTS, PHASES
 
@@ -85,4 +84,4 @@ def page(lines: list[dict[str, Any]], pictured: int = 0) -> list[str]:
 def write(folder: Path = FOLDER, pictured: int = 0) -> None:
     """Make the page from the lines; of a seed that was run again the last line counts."""
     lines = {line["seed"]: line for line in records.read(folder / "runs.jsonl")}
-    save(folder / "README.md", "\n".join(page(list(lines.values()), pictured)) + "\n")
+    records.save(folder / "README.md", "\n".join(page(list(lines.values()), pictured)) + "\n")

@@ -2,11 +2,11 @@
 
 from rholoss.core import Method, Selection, Stats
 from rholoss.coreset import coreset
-from rholoss.data import WithIndex, WithIrreducible
 from rholoss.il.fit import fit_irreducible
 from rholoss.il.live import LiveIrreducible
 from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
+from rholoss.indexed import WithIndex, WithIrreducible
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
 from rholoss.methods import METHODS, boltzmann

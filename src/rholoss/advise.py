@@ -17,7 +17,7 @@ from rholoss.timing import Timings
 
 PAPER_K = 10
 DEAR, LAUNCH_BOUND = 0.4, 0.15  # cost of scoring a point over that of training on it
-# How many times fewer steps than uniform RHO-LOSS needed in the paper (keep = 0.1), up to.
+# How many times fewer steps than uniform RHO-LOSS needed in the paper (keep = 0.1), at best.
 PAPER = {
     "CIFAR-100": 1.7,
     "CIFAR-10": 2.0,

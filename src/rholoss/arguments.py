@@ -1,4 +1,4 @@
-"""What can be said of a selector's arguments and of its first candidates."""
+"""Checks of a selector's arguments and of its first candidates, and the warnings that it gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rholoss.naming import code_hash, named
 from rholoss.schedules import Schedule
 from rholoss.sources import Source, TableSource
 
-FLUSH_STEPS = 100  # errors on a device are told at most so many steps late
+FLUSH_STEPS = 100  # errors on a GPU are raised at most this many steps late
 
 
 def check_arguments(
@@ -31,7 +31,7 @@ def check_arguments(
     loss: Any,
     seed: int,
 ) -> None:
-    """Raise where a selector cannot be made of these."""
+    """Raise if a selector cannot be made from these arguments."""
     if not isinstance(schedule, Schedule):
         raise RholossError(
             f"`schedule` is {schedule!r}; pass a schedule, for instance "
@@ -42,11 +42,16 @@ def check_arguments(
     if keep is not None and (not isinstance(keep, numbers.Real) or not 0 < keep <= 1):
         raise RholossError(f"`keep` must be in (0, 1], but is {keep!r}; the paper has 0.1.")
     if k is not None and (not isinstance(k, numbers.Integral) or k < 1):
-        raise RholossError(f"`k` must be a whole number of at least 1, but is {k!r}.")
+        raise RholossError(
+            f"`k` must be a whole number of at least 1, but is {k!r}; or pass `keep`, a share."
+        )
     if not isinstance(seed, numbers.Integral):
         raise RholossError(f"`seed` must be a whole number, but is {seed!r}; the default is 0.")
     if not isinstance(flush_every, numbers.Integral) or not 1 <= flush_every <= FLUSH_STEPS:
-        raise RholossError(f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every!r}.")
+        raise RholossError(
+            f"`flush_every` must be in 1..{FLUSH_STEPS}, but is {flush_every!r}: it counts steps between "
+            "two writes of the log."
+        )
     if isinstance(source, Ladder) and not {"loss", "irreducible_loss"} <= method.needs:
         raise RholossError(
             f"A `Ladder` compares losses with irreducible losses, but the method {method.name!r} does not "
@@ -61,7 +66,7 @@ def check_arguments(
 
 
 def check_options(index: Any, shared: Any, on_scores: Any, auto_off: Any) -> None:
-    """Raise where one of these is of another kind than is meant."""
+    """Raise if one of these has the wrong type, or a value without a meaning."""
     if index is not None and not callable(index):
         raise RholossError(
             f"`index` is {index!r}; pass a function from a batch to its ids, for instance "
@@ -81,9 +86,10 @@ def check_options(index: Any, shared: Any, on_scores: Any, auto_off: Any) -> Non
 
 
 def tell_other_loss(method: Method, source: Source | None, loss: Any, stacklevel: int = 3) -> None:
-    """Warn if the irreducible losses are known to be of another loss than the one that is scored with.
+    """Warn if the irreducible losses were measured with another loss function than candidates are.
 
-    Not known: a name that somebody gave to losses made elsewhere, and what an object does when called.
+    Silent where the two cannot be compared: losses made elsewhere have a name of the user's choice, and
+    what a callable object does cannot be read from its code.
     """
     meta = getattr(getattr(source, "table", None), "meta", {})
     then, now = (meta.get("loss"), meta.get("loss_code")), (named(loss), code_hash(loss))
@@ -100,7 +106,7 @@ def tell_other_loss(method: Method, source: Source | None, loss: Any, stacklevel
 
 
 def check_source(method: Method, source: Source | None, carried: Tensor | None) -> None:
-    """Raise where the irreducible losses that a method needs come from nowhere."""
+    """Raise if a method needs irreducible losses and neither a source nor the loader gives them."""
     if source is None and carried is None:
         raise RholossError(
             f"The method {method.name!r} needs irreducible losses; pass `irreducible=`, or join them in "
@@ -109,7 +115,7 @@ def check_source(method: Method, source: Source | None, carried: Tensor | None) 
 
 
 def check_rows(rows: int, k: int | None) -> None:
-    """Raise where so many cannot be selected from a candidate batch of `rows`."""
+    """Raise if a candidate batch of `rows` is empty, or has fewer than `k` rows."""
     if rows == 0:
         raise RholossError("The candidate batch is empty; check the data set and the sampler.")
     if k is not None and k > rows:
@@ -120,14 +126,14 @@ def check_rows(rows: int, k: int | None) -> None:
 
 
 def check_first(source: Source | None, model: nn.Module, ids: Any) -> None:
-    """What is looked at before the first selection. Waits for the device."""
+    """Checks before the first selection. Waits for the device."""
     if source is not None:
         source.check_target(model)
     _warn_of_repeats(ids)
 
 
 def _warn_of_repeats(ids: Any) -> None:
-    """Say so if candidates have the same id."""
+    """Warn if candidates have the same id."""
     keys = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     seen: set[Any] = set()
     again = [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
@@ -143,19 +149,28 @@ def _warn_of_repeats(ids: Any) -> None:
 
 
 def warn_of_one_row(model: nn.Module, rows: int, keep: float) -> None:
-    """Say so if a model with BatchNorm is to be trained on one row alone."""
+    """Warn if a model with BatchNorm is about to train on a single row."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if any(module.training and not isinstance(module, nn.SyncBatchNorm) for module in norms):
         warnings.warn(
             f"Of a batch of {rows} candidates one row is selected (`keep`={keep}), and the model has "
             "BatchNorm, which a single row gives no statistics (BatchNorm1d raises). Pass drop_last=True to "
             "the loader or to `select.batch_sampler`, if this is the last batch; else larger batches.",
-            stacklevel=4,
+            stacklevel=5,
+        )
+
+
+def check_reducible(loss_k: Tensor) -> None:
+    """Raise unless there is one loss for each selected row."""
+    if loss_k.ndim != 1:
+        raise RholossError(
+            f"`select.reduce` takes one loss per selected row, shape [k], but got shape "
+            f"{tuple(loss_k.shape)}; use reduction='none'."
         )
 
 
 def warn_of_weights(method: Method) -> None:
-    """Say that importance weights were left unused."""
+    """Warn that importance weights were not used."""
     warnings.warn(
         f"The method {method.name!r} samples by importance, but its weights were not used. Write "
         "`loss = select.reduce(loss_B)` with one loss per example, or the gradient is biased.",

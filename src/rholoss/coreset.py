@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Subset
 from rholoss import core, data, methods
 from rholoss.core import Method, Stats
 from rholoss.errors import RholossError, TooFewFiniteScoresError
+from rholoss.indexed import WithIndex
 from rholoss.losses import LossFunction
 from rholoss.progress import Bar
 from rholoss.scoring import Scorer
@@ -35,7 +36,7 @@ def coreset(
     draws: int = 1,
     seed: int = 0,
     progress: bool = True,
-) -> data.WithIndex:
+) -> WithIndex:
     """The share `keep` of the data set with the highest score under a trained proxy, chosen once.
 
     Args:
@@ -50,7 +51,9 @@ def coreset(
     """
     method = methods.by_name(method)
     if not 0 < keep <= 1:
-        raise RholossError(f"`keep` must be in (0, 1], but is {keep}.")
+        raise RholossError(
+            f"`keep` must be in (0, 1], but is {keep}; 0.1 keeps a tenth of the data."
+        )
     if "irreducible_loss" in method.needs and irreducible is None:
         raise RholossError(
             f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
@@ -61,7 +64,7 @@ def coreset(
             f"The method {method.name!r} compares the draws of Monte-Carlo dropout, but `draws` is {draws}; "
             "pass draws=10, and a proxy with dropout."
         )
-    indexed = dataset if isinstance(dataset, data.WithIndex) else data.WithIndex(dataset)
+    indexed = dataset if isinstance(dataset, WithIndex) else WithIndex(dataset)
     if len(indexed) == 0:
         raise RholossError("The data set is empty, so nothing can be chosen from it.")
     scorer = Scorer(loss, batch_norm="eval", draws=draws)
@@ -81,13 +84,8 @@ def coreset(
             f"Only {num_finite} of {len(indexed)} points have a finite score, but {k} are to be kept; "
             "look at the proxy's losses."
         )
-    return data.WithIndex(
-        Subset(indexed.dataset, selection.position.tolist()), _ids(indexed, selection)
-    )
-
-
-def _ids(indexed: data.WithIndex, selection: core.Selection) -> list[Any]:
-    return [indexed.ids[position] for position in selection.position.tolist()]
+    rows = selection.position.tolist()
+    return WithIndex(Subset(indexed.dataset, rows), [indexed.ids[row] for row in rows])
 
 
 def _measure_all(

@@ -1,4 +1,4 @@
-"""Ids and batches: data sets whose items carry their row number, and batches of any structure.
+"""Batches of any structure: the ids that they carry, their rows, their way to the device.
 
 A batch is a tree of tuples, lists, dicts, named tuples and dataclasses. Its leaves are tensors or
 arrays with one row per example, and lists with one entry per example: strings, or what cannot be
@@ -15,13 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from rholoss.errors import RholossError
-from rholoss.sources import as_table
 
 INDEX, IRREDUCIBLE = "index", "irreducible_loss"  # the keys that dict items carry
-# Torch selects no rows of the first kinds; their bits are those of the second.
+# `index_select` refuses unsigned types: rows are selected from the same bits, read as signed.
 SELECTED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -52,155 +50,6 @@ def attach(item: Any, index: Any) -> Any:
     return (index, item)
 
 
-class _View(Dataset[Any]):
-    """The items of `dataset`, each with a key attached."""
-
-    dataset: Any
-    ids: Any  # [rows]: an integer array, or a list of other keys
-
-    def _keys(self, positions: Sequence[int]) -> list[Any]:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        if len(self.dataset) != len(self.ids):
-            raise RholossError(
-                f"The data set had {len(self.ids)} rows when `{type(self).__name__}` was made of it, and has "
-                f"{len(self.dataset)} now; make it anew."
-            )
-        return len(self.ids)
-
-    def __getitem__(self, position: int) -> Any:
-        return attach(self.dataset[position], self._keys([position])[0])
-
-    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
-        # What a loader asks for: the whole batch at once, where the data set can do that.
-        fetch = getattr(self.dataset, "__getitems__", None)
-        items = fetch(positions) if fetch else [self.dataset[position] for position in positions]
-        return [attach(*pair) for pair in zip(items, self._keys(positions), strict=True)]
-
-    def __getattr__(self, name: str) -> Any:
-        # `targets`, `classes` and the like of the data set inside.
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-
-class WithIndex(_View):
-    """A data set whose items carry their id: `(x, y)` becomes `(index, x, y)`, a dict gets "index".
-
-    The id is the row of the underlying data set, also through (nested) `Subset`s, so that what was
-    measured for an id holds for every view of the data. Ids of another kind, strings for instance,
-    are given as `ids`, one for each row of `dataset`. A data set whose items carry ids already (a
-    `Subset` of a `WithIndex`) keeps them.
-    """
-
-    def __init__(self, dataset: Dataset[Any], ids: Sequence[Any] | None = None) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise RholossError(
-                f"`dataset` is a {type(dataset).__name__}, which has no row numbers. Read it as "
-                "`rholoss.Stream(shards, read, key=...)`, or put a stable key into each item yourself (a "
-                "dict item's 'index', or the first of a tuple)."
-            )
-        _check_can_have_ids(dataset)
-        self.dataset = without_ids(dataset)
-        self.ids = ids_of_rows(dataset) if ids is None else _as_ids(ids)
-        if len(self.ids) != len(dataset):
-            raise RholossError(
-                f"`ids` has {len(self.ids)} entries, but the data set has {len(dataset)} rows; give "
-                "one id for each row."
-            )
-
-    def _keys(self, positions: Sequence[int]) -> list[Any]:
-        return _ids_at(self.ids, positions)
-
-
-class WithIrreducible(_View):
-    """A `WithIndex` data set whose items also carry their irreducible loss, looked up in the loader.
-
-    For tables that do not fit the device, and for string keys: the look-up then runs in the workers.
-    """
-
-    def __init__(self, dataset: WithIndex, irreducible: Any) -> None:
-        if not isinstance(dataset, WithIndex):
-            raise RholossError(
-                f"`dataset` is a {type(dataset).__name__}, whose rows have no ids; pass "
-                "`rholoss.WithIndex(dataset)`, also of a `Subset`."
-            )
-        self.dataset, self.ids = dataset.dataset, dataset.ids
-        self.irreducible = as_table(irreducible)
-
-    def _keys(self, positions: Sequence[int]) -> list[Any]:
-        ids = _ids_at(self.ids, positions)
-        loss = self.irreducible.lookup(ids).tolist()
-        return [Keyed(*pair) for pair in zip(ids, loss, strict=True)]
-
-
-def _as_ids(ids: Any) -> Any:
-    """Whole numbers as an array, other keys as a list."""
-    if not hasattr(ids, "__len__") or isinstance(ids, (set, frozenset, str)):
-        raise RholossError(
-            f"`ids` is a {type(ids).__name__}; give a list, an array or a tensor, one id for each row."
-        )
-    if isinstance(ids, Tensor):
-        ids = ids.cpu().numpy()
-    whole = len(ids) > 0 and isinstance(next(iter(ids)), (int, np.integer))
-    array = np.asarray(ids) if whole else np.empty(0)
-    return array if array.dtype.kind in "iu" else list(ids)
-
-
-def _ids_at(ids: Any, positions: Sequence[int]) -> list[Any]:
-    found = [ids[position] for position in positions]
-    return [int(index) for index in found] if isinstance(ids, np.ndarray) else found
-
-
-def without_ids(dataset: Any) -> Any:
-    """The same rows in the same order, as items that carry no id."""
-    if isinstance(dataset, (WithIndex, WithIrreducible)):
-        return without_ids(dataset.dataset)
-    if type(dataset) is Subset:  # a subclass may change the items
-        inner = without_ids(dataset.dataset)
-        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
-    return dataset
-
-
-def _check_can_have_ids(dataset: Any) -> None:
-    """Raise where ids would come twice, or not be told apart."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    if isinstance(dataset, WithIrreducible):
-        raise RholossError(
-            "`dataset` is a `WithIrreducible` or a `Subset` of one, whose items carry their ids already; "
-            "pass it to the loader as it is."
-        )
-    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else []
-    if any(without_ids(part) is not part for part in parts):
-        raise RholossError(
-            "`dataset` is a `ConcatDataset` of data sets that carry ids already, each from 0 on; join "
-            "them first: `rholoss.WithIndex(ConcatDataset([a, b]))`."
-        )
-
-
-def ids_of_rows(dataset: Any) -> Any:
-    """The id of each row: of `WithIndex` its ids, of a `Subset` those of its rows, of a Hugging Face data
-    set its column "index", else 0, 1, 2, ..."""
-    if isinstance(dataset, (WithIndex, WithIrreducible)):
-        return dataset.ids
-    if isinstance(dataset, Subset):
-        inner = ids_of_rows(dataset.dataset)
-        if isinstance(inner, np.ndarray):
-            return inner[np.asarray(dataset.indices, dtype=np.int64)]
-        return [inner[i] for i in dataset.indices]
-    if not hasattr(dataset, "__len__"):
-        raise RholossError(
-            f"`dataset` is a {type(dataset).__name__}, which has no rows to number or to draw; pass a data "
-            "set with `__len__`. A stream is read by its loader in its own order."
-        )
-    columns = getattr(dataset, "column_names", None)
-    if isinstance(columns, list) and INDEX in columns:
-        return _as_ids(dataset[INDEX][:])
-    return np.arange(len(dataset))
-
-
 Path = tuple[Any, ...]  # keys and places from the root; fields start with a dot
 
 
@@ -210,11 +59,12 @@ def tree_map(
     path: Path = (),
     whole: Callable[[Path, Any], bool] | None = None,
 ) -> Any:
-    """Apply `function(path, leaf)` to each leaf; lists and tuples without tensors are leaves.
+    """Apply `function(path, leaf)` to each leaf of a batch; returns the results in the same structure.
 
-    So are those of which `whole(path, list)` is true.
+    Lists and tuples that hold no tensors count as leaves, and so do those for which `whole(path, list)`
+    is true.
     """
-    if isinstance(tree, Tensor):  # the usual case first: this runs at every step
+    if isinstance(tree, Tensor):  # the usual case comes first, because this runs at every step
         return function(path, tree)
     if isinstance(tree, Mapping):
         mapped = {key: tree_map(function, v, (*path, key), whole) for key, v in tree.items()}
@@ -243,21 +93,21 @@ def is_shared(path: Path, shared: Sequence[str]) -> bool:
 
 
 def lists_by_row(rows: int, shared: Sequence[str] = ()) -> Callable[[Path, Any], bool]:
-    """For `tree_map`: which lists have an entry for each of the examples, and are no list of fields.
+    """For `tree_map`: whether a list has one entry per example, rather than one per field.
 
-    It is a list of `rows` entries that cannot be one of fields, because somewhere in it is a tensor
-    without `rows` rows, or nowhere one with them. Where all have, nothing tells the two apart, and
-    it is taken for fields: those of a small last batch look like that.
+    A list with `rows` entries could be either. If every leaf in it has `rows` rows it is taken for a list
+    of fields, as in a small last batch: three fields of three rows each. If some leaf has not, or if there
+    is no such leaf at all, its entries must be the examples.
     """
 
     def whole(path: Path, items: Any) -> bool:
-        # The batch itself is never a list of examples: its ids stand beside them.
+        # The batch itself is never a list of examples, since it also holds their ids.
         if len(items) != rows or not path or hasattr(items, "_fields"):
             return False
         found: set[bool | None] = set()
 
         def look(path: Path, leaf: Any) -> None:
-            # What is named in `shared` is a field, and so is what stands beside it.
+            # A leaf that is named in `shared` shows that its list is one of fields.
             found.add(is_shared(path, shared) or _has_rows(leaf, rows))
 
         tree_map(look, items, path)
@@ -276,7 +126,7 @@ def _has_rows(leaf: Any, rows: int) -> bool | None:
 
 
 def _mapping_like(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """A subclass (HF's BatchEncoding, UserDict) again, where its type takes a plain dict."""
+    """A mapping of the same type (HF's BatchEncoding, UserDict), if that can be made from a dict."""
     try:
         return type(tree)(mapped)  # type: ignore[call-arg]
     except TypeError:  # a defaultdict, for instance
@@ -328,7 +178,7 @@ def carried_irreducible(batch: Any) -> Tensor | None:
 
 
 def without_index(batch: Any) -> Any:
-    """The batch as the model's own code knows it: without ids and joined irreducible losses."""
+    """The batch as the model's own code expects it: without ids and joined irreducible losses."""
     if isinstance(batch, Mapping):
         return {k: v for k, v in batch.items() if k not in (INDEX, IRREDUCIBLE)}
     if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
@@ -337,7 +187,7 @@ def without_index(batch: Any) -> Any:
 
 
 def without_irreducible(batch: Any) -> Any:
-    """Take joined irreducible losses out again, so that the user gets the structure they know."""
+    """The batch without joined irreducible losses, so that the user gets back the structure they know."""
     if isinstance(batch, Mapping) and IRREDUCIBLE in batch:
         return _mapping_like(batch, {k: v for k, v in batch.items() if k != IRREDUCIBLE})
     if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Keyed):
@@ -347,7 +197,7 @@ def without_irreducible(batch: Any) -> Any:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device; copies to a device do not block."""
-    ahead = device.type != "cpu"  # a copy to the host has to be there before it is read
+    ahead = device.type != "cpu"  # a copy to the host must be complete before it is read
 
     def move(path: Path, leaf: Any) -> Any:
         return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
@@ -360,9 +210,10 @@ def take(
 ) -> Any:
     """The rows of the batch at these positions, in the batch's own structure.
 
-    Tensors and arrays need `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
-    and so does what is named in `shared`. Lists with an entry per row (see `lists_by_row`) are indexed
-    on the host. What has no row for each example is an error, or is passed on as it is if not `strict`.
+    Tensors and arrays must have `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
+    and so does what is named in `shared`: these are passed on as they are. Lists with one entry per row
+    (see `lists_by_row`) are indexed on the host. Anything else is an error, or with `strict=False` is
+    passed on as well.
     """
 
     def pick(path: Path, leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What was dealt out to the ranks must not be dealt out a second time."""
+"""Rows that were shared out among the ranks once must not be shared out a second time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from rholoss.errors import RholossError
 
-DEPTH = 10  # wrappers round a data set or a sampler
+DEPTH = 10  # the most wrappers around a data set or a sampler
 INNER = ("dataset", "batch_sampler", "sampler")
 
 
 def check_dealt_once(own: Any, ranks: int) -> None:
-    """Raise if accelerate deals out again what `own`, a data set or a sampler, dealt already.
+    """Raise if accelerate shares out again what `own`, a data set or a sampler, has shared out already.
 
-    The rows that a second dealing leaves out would never be seen. Nothing is wrong in the batches
-    themselves, so it is looked for in the loader that accelerate says is being iterated over.
+    Most rows would then never be seen. The batches themselves look right, so this examines the loader that
+    accelerate says is being iterated over.
     """
-    state = sys.modules.get("accelerate.state")  # whoever has not imported it does not use it
+    state = sys.modules.get("accelerate.state")  # if it was not imported it is not in use
     loader = None if state is None else state.GradientState().active_dataloader
     if ranks > 1 and loader is not None and _deals_again(loader, own):
         raise RholossError(
@@ -39,7 +39,7 @@ def _deals_again(loader: Any, own: Any) -> bool:
 
 
 def _within(part: Any) -> Iterator[Any]:
-    """A data set or a sampler, and what it is wrapped round."""
+    """A data set or a sampler, and what it wraps, from outside to inside."""
     for _ in range(DEPTH):
         if part is None:
             return

@@ -1,15 +1,16 @@
-"""The same choice on many ranks of torch.distributed; on one process nothing of this happens.
+"""The same choice on many ranks of torch.distributed; with one process none of this is used.
 
-Two ways to choose. 'local': each rank chooses among its own candidates; nothing is exchanged after the
-first call. 'global': what was measured is gathered, every rank makes the one choice that a single process
-with all candidates would make, and chosen rows move so that every rank trains on equally many.
-No rank decides for another: all compute the same from the same numbers.
+There are two ways to choose. 'local': each rank chooses among its own candidates, and nothing is
+exchanged after the first call. 'global': measurements are gathered, every rank computes the choice that a
+single process with all candidates would make, and chosen rows are sent between ranks so that all of them
+train on equally many. No rank decides for the others: all compute the same from the same numbers.
 
 Shapes: R ranks, B candidates of all ranks in rank order, k selected by all of them together.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import warnings
@@ -18,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from rholoss.core import Selection, Stats
 from rholoss.errors import RholossError
 
 CHOICES = ("local", "global")
-PATIENCE = timedelta(days=7)  # a rank that is done waits for the others; one that dies is noticed
+PATIENCE = timedelta(
+    days=7
+)  # how long a rank that is done waits for the others, if none of them dies
 
 
 def is_running() -> bool:
@@ -41,17 +43,17 @@ def is_running() -> bool:
 
 
 def place() -> tuple[int, int]:
-    """Number of this rank and of all, also before the process group is there, as torchrun has them."""
+    """The number of this rank, and of ranks in all; from torchrun's variables if there is no group yet."""
     if is_running():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def join(backend: str | None = None, timeout: timedelta | None = None) -> None:
-    """`init_process_group` for what torchrun starts, that also works after torchrun's restarts.
+    """`init_process_group` under torchrun that also works after torchrun has restarted the ranks.
 
-    Its store outlives the workers, so that ranks that were restarted may find the addresses of dead
-    ones there ("connection refused" with torch 2.13); each start gets names of its own.
+    torchrun's store outlives them: restarted ranks may find the addresses of dead ones in it ("connection
+    refused" with torch 2.13). So each start uses names of its own.
     """
     store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -67,25 +69,26 @@ def join(backend: str | None = None, timeout: timedelta | None = None) -> None:
 def leave() -> None:
     """`destroy_process_group` together with the other ranks, so that each of them ends cleanly.
 
-    Gloo's threads drop what they worked on a moment after the last call has returned, and need Python
-    for it: a process that is at its end by then aborts (1 run of 80 with torch 2.13). Alone it does nothing.
+    Gloo's threads release their work shortly after the last call has returned, and need the interpreter
+    for that: a process that is exiting by then aborts (1 run of 80 with torch 2.13). Without a process
+    group this does nothing.
     """
     if not is_running():
         return
-    dist.barrier()  # whoever leaves first would cut the others off
-    time.sleep(0.2)  # Python is theirs
+    dist.barrier()  # the first rank to leave would cut the others off
+    time.sleep(0.2)  # time for Gloo's threads
     dist.destroy_process_group()
 
 
 @dataclass
 class Told:
-    """What this rank says to the others, and what each of them said."""
+    """What this rank tells the others within a block, and afterwards what each of them told."""
 
     said: dict[str, Any] = field(default_factory=dict)
     by_rank: list[dict[str, Any]] = field(default_factory=list)
     moves: bool = False  # the choice is made among all candidates, and rows move
 
-    def __enter__(self) -> Told:  # on one process there is nobody to tell
+    def __enter__(self) -> Told:  # used by itself with one process, which tells nobody
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,12 +101,12 @@ class Told:
 
     @property
     def k(self) -> int:
-        """How many all ranks select together: equally many each, at least one."""
+        """How many rows all ranks together select: the same number for each, at least one."""
         ranks, wanted = len(self.by_rank), sum(said["k"] for said in self.by_rank)
         return wanted // ranks * ranks
 
     def warn_of_same(self, rank: int) -> None:
-        """Say so, on the first rank, if another has the very same candidates; asked at the first call."""
+        """Warn, on the first rank, if another has exactly its candidates; known at the first call only."""
         first = self.by_rank[0].get("candidates")
         others = [r for r, said in enumerate(self.by_rank) if r and said.get("candidates") == first]
         if rank == 0 and first is not None and others:
@@ -116,15 +119,17 @@ class Told:
 
 
 class Ranks:
-    """The ranks of one run, as far as a selector has to do with them."""
+    """The ranks of one run, as a selector sees them."""
 
     def __init__(
         self, choice: str = "local", *, alone: bool = False, patience: timedelta | None = None
     ) -> None:
         if choice not in CHOICES:
             raise RholossError(f"`choice` is {choice!r}; choose one of {', '.join(CHOICES)}.")
-        self.choice, self.alone = choice, alone  # alone: as if there were no others
-        self.patience = patience  # how long to wait for another; None: as the process group does
+        self.choice, self.alone = choice, alone  # alone: behave as if there were no other ranks
+        self.patience = (
+            patience  # how long to wait for another rank; None: as long as the process group
+        )
         self._gloo: Any = None
 
     @property
@@ -150,10 +155,10 @@ class Ranks:
         return Path(path).with_suffix(f".rank{rank}{Path(path).suffix}")
 
     def exchange(self, said: Any) -> list[Any]:
-        """What every rank says, in rank order. Small things only, through the host."""
+        """What every rank passes, in rank order. For small things: they go through the host."""
         if self.size == 1:
             return [said]
-        # NCCL alone would make the host wait for the device.
+        # Through NCCL the host would wait for the device.
         own = self.patience is not None or "cpu:" not in str(dist.get_backend_config())
         if self._gloo is None and own:
             self._gloo = dist.new_group(backend="gloo", timeout=self.patience)
@@ -162,9 +167,9 @@ class Ranks:
         return heard
 
     def together(self, needed: bool = True) -> AbstractContextManager[Told]:
-        """Every rank goes on behind this block, or every rank raises the same message.
+        """A block after which either every rank goes on, or every rank raises the same error.
 
-        A rank that failed alone would leave the others waiting for it.
+        If one rank alone raised an error, the others would wait for it forever.
         """
         return self._one_fate() if needed and self.size > 1 else Told()
 
@@ -224,18 +229,16 @@ class Ranks:
         sent = sent[np.argsort(trainer_k[sent], kind="stable")]
         mine = np.flatnonzero(trainer_k == rank)
         mine = mine[np.argsort(owner_k[mine], kind="stable")]
-        # Decided by the whole batch: what is left of it may look otherwise.
+        # Read from the whole batch: in a part of it, a list of rows may look like a list of fields.
         paths = [path for path, _ in packing.row_leaves(batch, shared, rows)]
         leaving = data.take(batch, torch.from_numpy(position_k[sent] - start), rows, shared)
         counts = [np.bincount(trainer_k[sent], minlength=len(rows_R)).tolist()]
         counts += [np.bincount(owner_k[mine], minlength=len(rows_R)).tolist()]
         training = self._move(leaving, len(sent), counts[0], counts[1], paths)
         which = torch.from_numpy(mine).to(selection.position.device)
-        weight = (
-            None
-            if selection.weight is None
-            else selection.weight[which.to(selection.weight.device)]
-        )
+        weight = selection.weight
+        if weight is not None:
+            weight = weight[which.to(weight.device)]
         return training, Selection(selection.position[which], weight)
 
     def _move(
@@ -253,26 +256,29 @@ class Ranks:
             dist.all_to_all_single(got, packed, coming, going)
             found = packing.unpack(got, tensors)
         listed = [leaf for leaf in leaves if isinstance(leaf, (list, tuple))]
-        ends = np.cumsum([0, *going]).tolist()
-        parcels = [
-            [list(leaf[ends[r] : ends[r + 1]]) for leaf in listed] for r in range(len(going))
-        ]
-        parcels = data.to_device(parcels, torch.device("cpu"))  # tensors of one row each
-        arrived = [sent[self.rank] for sent in self.exchange(parcels)] if listed else []
         home = tensors[0].device if tensors else torch.device("cpu")
-        lists = iter(
-            data.to_device([list(chain(*parts)) for parts in zip(*arrived, strict=True)], home)
-        )
-        moved = iter(found)
-        replaced = {
-            path: type(leaf)(next(lists))
-            if isinstance(leaf, (list, tuple))
-            else packing.as_leaf(next(moved), leaf)
-            for path, leaf in at.items()
-        }
+        lists = iter(self._move_lists(listed, going, home) if listed else [])
+        moved, replaced = iter(found), {}
+        for path, leaf in at.items():
+            if isinstance(leaf, (list, tuple)):
+                replaced[path] = type(leaf)(next(lists))
+            else:
+                replaced[path] = packing.as_leaf(next(moved), leaf)
         return data.tree_map(
             lambda path, leaf: replaced.get(path, leaf), batch, whole=lambda path, _: path in at
         )
+
+    def _move_lists(
+        self, listed: Sequence[Any], going: list[int], home: torch.device
+    ) -> list[list[Any]]:
+        """The same for lists by row, through the host; their entries may be tensors of one row each."""
+        ends = np.cumsum([0, *going]).tolist()
+        cuts = list(itertools.pairwise(ends))
+        parcels = [[list(leaf[low:high]) for leaf in listed] for low, high in cuts]
+        parcels = data.to_device(parcels, torch.device("cpu"))
+        arrived = [sent[self.rank] for sent in self.exchange(parcels)]
+        joined = [list(itertools.chain(*parts)) for parts in zip(*arrived, strict=True)]
+        return data.to_device(joined, home)
 
     def tell(
         self,
@@ -284,10 +290,10 @@ class Ranks:
         same: Mapping[str, Any],
         moves: bool,
     ) -> None:
-        """Say what the others have to know of this rank's candidates; `same` must be so everywhere."""
+        """Tell the others what they need to know of these candidates; `same` must agree on all ranks."""
         told.said |= {"rows": len(ids), "k": k, "same": dict(same)}
         told.moves = moves
-        if same and len(ids) > 1:  # a data set with fewer rows than ranks repeats one
+        if same and len(ids) > 1:  # a data set with fewer rows than ranks repeats a row: no mistake
             keys = sorted(ids.tolist() if isinstance(ids, Tensor) else map(str, ids))
             told.said["candidates"] = zlib.crc32(repr(keys).encode())
         if moves:
@@ -325,7 +331,7 @@ def assign(position_k: np.ndarray, rows_R: Sequence[int]) -> tuple[np.ndarray, n
 
 
 def _carrier(device: torch.device) -> torch.device:
-    """Where tensors have to be for the process group to carry them."""
+    """The device on which tensors must be for the process group to send them."""
     known = dict(part.split(":") for part in str(dist.get_backend_config()).split(","))
     return device if known.get(device.type, "gloo") != "gloo" else torch.device("cpu")
 

@@ -1,7 +1,7 @@
 """Watches for scores that must not be used, without waiting for the device.
 
-On the CPU an error comes at once. On a device the scores themselves are kept until the next flush and
-looked at then, all together: counting them there and then would cost more than choosing does.
+On the CPU an error is raised at once. On a GPU the scores are kept, and examined together at the next
+flush: counting them at every step would cost more than the selection itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def mean_of_finite(score_B: Tensor) -> Tensor:
 
 
 class Guard:
-    """Finds candidates without a finite irreducible loss or score, and steps with too few left."""
+    """Finds candidates whose irreducible loss or score is not finite, and steps with too few others."""
 
     def __init__(self) -> None:
         self.not_finite = 0  # candidates that were passed over for their score, as of the last read
@@ -32,7 +32,7 @@ class Guard:
         self._waiting.append((ids, irreducible_B, score_B, enough))
 
     def read(self) -> None:
-        """Look at what was kept, and raise if something was wrong. Waits for the device."""
+        """Examine what was kept, and raise if something was wrong. Waits for the device."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return

@@ -1,4 +1,4 @@
-"""Irreducible losses that keep step with the target: those of a young model first, of older ones later."""
+"""Irreducible losses that keep pace with the target: first those of a model fitted briefly, then longer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ladder(TableSource):
                 "`fit_irreducible` returned for few epochs, for more, and to the end."
             )
         if not 0 < ahead <= 1:
-            raise RholossError(f"`ahead` must be in (0, 1], but is {ahead}.")
+            raise RholossError(f"`ahead` must be in (0, 1], but is {ahead}; the default is 0.8.")
         self.tables = [source.table for source in sources if isinstance(source, TableSource)]
         self.means = [_mean(table) for table in self.tables]
         for number, (mean, after) in enumerate(zip(self.means, self.means[1:], strict=False)):
@@ -73,7 +73,9 @@ class Ladder(TableSource):
         return functools.partial(self._watch, ranks)  # no closure: a copy watches its own
 
     def _watch(self, ranks: Ranks, step: int, stats: Stats, chosen: Chosen) -> None:
-        if chosen.score_B is not None:  # which a method may have made of other things, too
+        if (
+            chosen.score_B is not None
+        ):  # the step was scored; a method's score may hold more than this
             self._note(stats.loss - stats.irreducible_loss)
         if (step + 1) % EVERY == 0:
             told = [mean for mean in ranks.exchange(self._read()) if not math.isnan(mean)]
@@ -91,9 +93,9 @@ class Ladder(TableSource):
         return mean
 
     def climb(self, reducible: float) -> bool:
-        """Go on to the right rung for a target whose loss is higher than this one's by so much, on average.
+        """Move to the right rung for a target whose mean loss is above this rung's by `reducible`.
 
-        Returns whether that is another one.
+        Returns whether the rung has changed.
         """
         before, loss = self.rung, reducible + self.means[self.rung]
         while self.rung + 1 < len(self.means) and self.ahead * loss < self.means[self.rung]:

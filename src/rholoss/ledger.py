@@ -1,7 +1,7 @@
 """The ledger: what was scored, what was trained, what it cost, and whether it paid.
 
-Seconds are wall clock. On a CUDA device scoring is timed by events that are read late, so that the
-clock never makes the training wait.
+Seconds are wall clock. On a GPU scoring is timed by CUDA events that are read later, so that timing never
+makes the training wait.
 """
 
 from __future__ import annotations
@@ -95,9 +95,13 @@ class Ledger:
     scoring_flops: float | None = None
     marks: list[tuple[int, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _now: float | None = field(default=None, repr=False)  # None while the clock stands still
+    _now: float | None = field(
+        default=None, repr=False
+    )  # last tick; None while the clock is stopped
     _pauses: int = field(default=0, repr=False)
-    _device: torch.device | None = field(default=None, repr=False)  # if it has a clock of its own
+    _device: torch.device | None = field(
+        default=None, repr=False
+    )  # a GPU, whose work has to be waited for
     _events: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -133,12 +137,12 @@ class Ledger:
             self._now = time.perf_counter() if ran else None
 
     def runs_on(self, device: torch.device) -> None:
-        """Say where the run is: `mark` and `paused` wait for a GPU, whose work is part of the run."""
+        """Name the device of the run: `mark` and `paused` wait for a GPU, whose queued work counts too."""
         if device.type == "cuda":
             self._device = device
 
     def _catch_up(self) -> None:
-        """Tick when the device has done what it was told so far: that is part of the run."""
+        """Tick after the device has finished its queued work, which is part of the run."""
         if self._device is not None:
             torch.cuda.synchronize(self._device)
         self.tick()
@@ -186,7 +190,7 @@ class Ledger:
         self._events = []
 
     def mark(self, value: float) -> dict[str, Any]:
-        """Note a figure of merit, higher is better (accuracy at an evaluation), with step and time."""
+        """Note a figure of merit (accuracy at an evaluation; higher is better) with step and time."""
         self._catch_up()
         self.marks.append((self.steps, self.seconds, float(value)))
         known = float(value) if math.isfinite(value) else None  # JSON has no NaN
@@ -210,7 +214,7 @@ class Ledger:
         return overhead > limit
 
     def charge(self, il_seconds: float) -> None:
-        """Irreducible losses that come with the batches, not as a table, cost so much."""
+        """Set the cost of irreducible losses that come with the batches, unless a table's is known."""
         self.il_seconds = self.il_seconds or il_seconds
 
     @property
@@ -228,7 +232,7 @@ class Ledger:
         Scoring is left out, and of the time waited for the loader the part that loaded candidates
         which were not trained on.
         """
-        in_vain = 1 - self.trained / self.loaded if self.loaded else 0.0
+        in_vain = 1 - self.trained / self.loaded if self.loaded else 0.0  # of what was loaded
         selecting = self.scoring_seconds + self.dry_run_seconds
         return self.seconds - selecting - self.loading_seconds * in_vain
 
@@ -320,9 +324,9 @@ class Watched:
 
     @property
     def undealt(self) -> bool:
-        """Whether each of several ranks runs over all rows of its data set: nobody deals them out.
+        """Whether there are several ranks, and each runs over all rows since nobody shares them out.
 
-        accelerate and Lightning deal out a loader that they are given themselves, but not this one.
+        accelerate and Lightning share out the rows of a loader that they are given, but not of this one.
         """
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if ranks == 1 or getattr(self.loader, "_is_accelerate_prepared", False):

@@ -52,24 +52,24 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
 
 
 def parameters_of(model: Any) -> Mapping[str, inspect.Parameter]:
-    """What the model's `forward` takes; inside of `torch.compile`, whose own takes anything."""
+    """The parameters of the model's `forward`; of the model inside, where `torch.compile` wraps it."""
     inner = getattr(model, "_orig_mod", model)
     return inspect.signature(getattr(inner, "forward", inner)).parameters
 
 
 def known_to(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
-    """The entries that `forward` takes by name: others (a path, a weight) are not for the model."""
+    """The entries of a batch that `forward` takes by name; others (a path, a weight) are left out."""
     takes = parameters_of(model)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values()):
         return keywords
-    # None of them: left as they are, which is told.
+    # If it takes none of them they stay, and the call fails with an error that `check_fits` explains.
     return {name: value for name, value in keywords.items() if name in takes} or keywords
 
 
 def check_fits(
     model: Any, positional: tuple[Any, ...], keywords: dict[str, Any], batch: Any, error: TypeError
 ) -> None:
-    """Raise if the model cannot be called with these inputs, whatever it would do with them."""
+    """Raise if `forward` does not take these inputs: then the TypeError does not come from within it."""
     takes = parameters_of(model)
     try:
         inspect.Signature(list(takes.values())).bind(*positional, **keywords)
@@ -91,35 +91,38 @@ def check_fits(
 
 
 def target_in(batch: Any, loss: LossFunction) -> Tensor | None:
-    """The target of a batch without ids where it can be known: what a task reads, or has such a name, or is
-    the second of a pair. What else a function reads, only its author knows."""
+    """The target of a batch without ids, or None where it cannot be known.
+
+    It is what a task reads, an entry with one of the usual names, or the second of a pair. What another
+    loss function reads, only its author knows.
+    """
     pair = isinstance(batch, (list, tuple)) and len(batch) == 2
     if not (isinstance(loss, Task) or isinstance(batch, Mapping) or pair):
         return None
     try:
         return split_batch(batch)[2]
-    except RholossError:  # the loss will tell, if it needs one
+    except RholossError:  # if the loss needs a target, it will raise this itself
         return None
 
 
 def no_label_counts(batch: Any, loss: LossFunction) -> Tensor | None:
-    """Of which rows [B] no label counts (all are -100): their loss is 0, for nothing is asked of them.
+    """Which rows [B] have no label that counts (all are -100), so that their loss is 0 for no merit.
 
-    None where that is not known, or not the custom.
+    None if there are none, if the labels are not known, or if this kind of loss does not use -100.
     """
     target = target_in(batch, loss)
     task = isinstance(loss, Task) and loss.per_example
     if target is None or target.dtype not in SIGNED or (task and task not in CLASSES):
         return None
     if target.device.type == "cpu" and target.numel() and int(target.min()) > IGNORED:
-        return None  # the usual case; elsewhere it would be waited for
+        return None  # the usual case; not looked for on a GPU, which would be waited for
     if target.ndim > 1 and (task is causal_lm or getattr(loss, "shifted", False)):
         target = target[:, 1:]  # the first token is predicted from nothing
     return (target == IGNORED).flatten(1).all(1) if target.ndim > 1 else target == IGNORED
 
 
 def output_of(result: Any) -> Tensor:
-    """The tensor that a model puts out: itself, its `logits`, or the first of a tuple."""
+    """The output tensor of a model: what it returned, its `logits`, or the first of a tuple."""
     if not isinstance(result, Tensor):
         logits = result.get("logits") if isinstance(result, Mapping) else None
         result = logits if logits is not None else getattr(result, "logits", result)
@@ -151,8 +154,8 @@ class Task:
             result = model(*positional, **keywords)
         except TypeError as error:
             check_fits(model, positional, keywords, batch, error)
-            raise  # it is the model's own
-        whole = not target.is_floating_point()  # of any width, which torch's losses are not
+            raise  # an error from within the model
+        whole = not target.is_floating_point()  # torch's losses take int64 only
         return output_of(result).float(), target.long() if whole else target
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -183,7 +186,7 @@ def _check_logits(output: Tensor) -> None:
 
 
 def check_classes(output: Tensor, target: Tensor) -> None:
-    """Raise if a label is none of the C classes. Waits for the device, where it would be an assertion."""
+    """Raise if a label is not one of the C classes. Waits for the device, which would abort later."""
     _check_logits(output)
     classes, labels = output.shape[-1], target[target != IGNORED]
     low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
@@ -232,13 +235,23 @@ def tokens(output: Tensor, target: Tensor) -> Tensor:
     loss_BL = F.cross_entropy(
         output.flatten(0, 1), target.flatten(), reduction="none", ignore_index=IGNORED
     ).view(target.shape)
-    return loss_BL.sum(1) / (target != IGNORED).sum(1).clamp(min=1)
+    return mean_over_tokens(loss_BL, target)
+
+
+def mean_over_tokens(loss_BL: Tensor, target_BL: Tensor) -> Tensor:
+    """The mean loss of each example's tokens that count, [B]; 0 where none does."""
+    return loss_BL.sum(1) / (target_BL != IGNORED).sum(1).clamp(min=1)
+
+
+def next_tokens(target_BL: Tensor) -> Tensor:
+    """What each token predicts: the one after it, and nothing at the end."""
+    return F.pad(target_BL, (0, 1), value=IGNORED)[:, 1:]
 
 
 def causal_lm(output: Tensor, target: Tensor) -> Tensor:
     """`tokens`, each predicted from those before it: the targets are shifted by one here."""
     # The targets move rather than the logits, which would be copied.
-    return tokens(output, F.pad(target, (0, 1), value=IGNORED)[:, 1:])
+    return tokens(output, next_tokens(target))
 
 
 TASKS: dict[str, Task] = {

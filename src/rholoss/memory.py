@@ -1,7 +1,7 @@
-"""What training itself tells about each row: its losses as they were seen, kept on the device.
+"""What training itself tells about each row: its last losses, kept on the device.
 
-A training step computes the loss of each of its rows anyway. Remembered, these losses cost no scoring
-pass, and before a row is learnt by heart they say what a holdout model would: is it learnt, can it be.
+A training step computes the loss of each of its rows anyway. Remembering them costs no scoring pass, and
+until a row has been memorised they tell what a holdout model would: has it been learnt, can it be learnt?
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class Memory:
 
     def __init__(self, size: int, device: torch.device, depth: int = 4) -> None:
         if depth < 1:
-            raise RholossError(f"`depth` must be at least 1, but is {depth}.")
+            raise RholossError(
+                f"`depth` must be at least 1, but is {depth}: so many losses of each row are remembered."
+            )
         self.recent = torch.full((size, depth), torch.nan, device=device)  # a ring for each id
         self.seen = torch.zeros(size, dtype=torch.long, device=device)
         self.notes: dict[str, float] = {}  # a plan's own
@@ -88,7 +90,7 @@ Plan = Callable[[Situation], Epoch]
 
 
 def check_epoch(epoch: Epoch, num: int) -> None:
-    """Raise where a plan's decision is none: a mask, for one, would be taken for rows 0 and 1."""
+    """Raise if a plan returned no valid rows: a mask, for one, would be read as rows 0 and 1."""
     rows = getattr(epoch, "rows", None)
     if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.ndim != 1:
         raise RholossError(

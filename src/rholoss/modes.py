@@ -1,4 +1,4 @@
-"""What scoring changes for a while, and puts back: modes, random state, buffers, autocast."""
+"""What scoring changes temporarily and restores: modes, random state, buffers, autocast."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ PRECISIONS = {
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what DistributedDataParallel and `torch.compile` put around it."""
+    """The model itself, without the wrappers of DistributedDataParallel and `torch.compile`."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        elif "_orig_mod" in model._modules:  # of `torch.compile`, whose flags are properties
+        elif "_orig_mod" in model._modules:  # the wrapper of `torch.compile`
             model = model.get_submodule("_orig_mod")
         else:
             return model
 
 
 def scored_module(model: nn.Module) -> nn.Module:
-    """What to call for scoring: without DistributedDataParallel, which would broadcast buffers.
+    """What to call for scoring: the model without DistributedDataParallel, which would broadcast buffers.
 
-    `torch.compile` inside of it stays; around it, it would bring the wrapper back.
+    A `torch.compile` inside DDP is kept. One around DDP is dropped, since it would call DDP again.
     """
     while True:
         inner = model.get_submodule("_orig_mod") if "_orig_mod" in model._modules else model
@@ -50,16 +50,16 @@ def scored_module(model: nn.Module) -> nn.Module:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the whole weights that FSDP2 leaves in place for a backward pass that does not come.
+    """Free the gathered weights that FSDP2 keeps for a backward pass, which scoring does not have.
 
-    Left there, they would be taken for those of the next step, after the optimizer changed the shards.
+    Otherwise the next step would use them although the optimizer has changed the shards since.
     """
     for module in _sharded(model):
         module.reshard()
 
 
 def agreed_passes(model: nn.Module, passes: int, device: torch.device) -> int:
-    """As many as the rank that needs most, if FSDP2 makes ranks gather weights together in each pass."""
+    """How many passes to make: with FSDP2, where ranks gather weights together, the most of any rank."""
     if not _sharded(model):
         return passes
     most = torch.tensor(passes, device=device)
@@ -68,19 +68,19 @@ def agreed_passes(model: nn.Module, passes: int, device: torch.device) -> int:
 
 
 def _sharded(model: nn.Module) -> list[Any]:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and in use if it was
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import; in use only if it is there
     if fsdp is None:
         return []
     return [module for module in submodules(model) if isinstance(module, fsdp.FSDPModule)]
 
 
 def submodules(model: nn.Module) -> list[nn.Module]:
-    """The model and all that is in it; a module that is in two places comes twice.
+    """The model and all modules inside it; one that is in two places comes twice.
 
-    This runs at every step, and `model.modules()` takes ten times as long.
+    Used in place of `model.modules()`, which takes ten times as long, because this runs at every step.
     """
     found = [model]
-    for module in found:  # grows while it is read
+    for module in found:  # the list grows during the loop
         if module._modules:
             found += [child for child in module._modules.values() if child is not None]
             if len(found) > 1_000_000:  # a module that is inside itself
@@ -99,7 +99,7 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
     """
     found, scripted = [], []
     for module in submodules(model):
-        # What `torch.compile` puts around a module has no flag of its own, and TorchScript's lies elsewhere.
+        # The wrapper of `torch.compile` has no flag of its own; TorchScript keeps its flag elsewhere.
         if "training" in module.__dict__:
             found.append(module)
         elif isinstance(module, torch.jit.ScriptModule):
@@ -116,7 +116,7 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
             if is_norm and batch_norm == "batch" and state["training"]:
                 tracked.append((state, state["track_running_stats"]))
                 state["track_running_stats"] = False  # so that no buffer is passed to the kernel
-        # Scripted BatchNorm cannot leave its statistics alone, so that it has its running ones.
+        # Scripted BatchNorm cannot be kept from moving its statistics, so it always uses running ones.
         for module, trains, is_norm in scripted:
             module.training = dropout and not is_norm and (trains or not frozen_apart)
         yield
@@ -125,7 +125,7 @@ def scoring_mode(model: nn.Module, *, batch_norm: str, dropout: bool) -> Iterato
             state["training"] = trains
         for module, trains, _ in scripted:
             module.training = trains
-        # The first note of a layer that came twice is right.
+        # In reverse: of a module that came twice the first note has the original value.
         for state, tracks in reversed(tracked):
             state["track_running_stats"] = tracks
 
@@ -139,7 +139,7 @@ def kept_random_state(device: torch.device, seed: int | None) -> Iterator[None]:
         cuda = torch.cuda.default_generators[
             torch.cuda.current_device() if device.index is None else device.index
         ]
-    # As long as the seed stays, a CUDA generator is where its offset is: cheaper to keep than its state.
+    # While its seed does not change, the offset of a CUDA generator says it all, and is cheaper to save.
     cuda_state: Any = None
     if cuda is not None:
         cuda_state = cuda.get_offset() if seed is None else cuda.get_state()
@@ -158,18 +158,18 @@ def kept_random_state(device: torch.device, seed: int | None) -> Iterator[None]:
 
 
 class KeptBuffer:
-    """A copy of a buffer, to see whether it moved and to put it back: changed in place or replaced."""
+    """A copy of a buffer, to see whether it changed (in place, or by being replaced) and to restore it."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         path, _, self.leaf = name.rpartition(".")
-        # Step by step, as TorchScript has no `get_submodule`.
+        # One `getattr` after the other, because TorchScript has no `get_submodule`.
         module = functools.reduce(getattr, filter(None, path.split(".")), model)
         self.name, self.owner = name, module._buffers
         self.buffer: Tensor = getattr(module, self.leaf)
         self.copy = self.buffer.clone()
 
     def moved(self) -> bool:
-        """Whether it is another than it was. Waits for the device."""
+        """Whether it has changed. Waits for the device."""
         same = self.leaf in self.owner and self.owner[self.leaf] is self.buffer
         return not same or not torch.equal(self.buffer, self.copy)
 

@@ -1,4 +1,4 @@
-"""Names of losses and transforms that are the same in the next process, and hashes of what functions do."""
+"""Names of losses and transforms that are the same in every process, and hashes of functions' code."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def named(thing: Any) -> str:
 
 
 def without_addresses(thing: Any) -> str:
-    """The `repr` of a thing, without where it lies in memory."""
+    """The `repr` of a thing, without addresses in memory."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
 def code_hash(thing: Any) -> str | None:
-    """A hash of what a function does; None where there is no code to read (an object, a built-in).
+    """A hash that changes with what a function does; None if there is no code to read (built-ins, objects).
 
-    Counted are its code, defaults and closure, and what it names of its own module: functions, numbers and
-    strings. The same in every process of one version of Python.
+    It covers the function's code, defaults and closure, and the functions, numbers and strings of its own
+    module that it uses. It is the same in every process with one version of Python.
     """
     if not isinstance(thing, (FunctionType, MethodType, functools.partial)):
         return None
@@ -40,7 +40,7 @@ def code_hash(thing: Any) -> str | None:
 
 
 def _plain(thing: Any, seen: set[Any]) -> Any:
-    """What counts of a thing, as nested lists of numbers and strings."""
+    """The parts of a thing that enter its hash, as nested lists of numbers and strings."""
     if isinstance(thing, (bool, int, float, complex, str, bytes, type(None))):
         return thing
     if isinstance(thing, MethodType):
@@ -65,7 +65,7 @@ def _plain(thing: Any, seen: set[Any]) -> Any:
 def _filled(cell: Any) -> bool:
     try:
         cell.cell_contents  # noqa: B018
-    except ValueError:  # a function may name what is defined after it
+    except ValueError:  # a function may use a name that is only defined after it
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Rows of a batch that move between ranks: which leaves have rows, and how they become one message."""
+"""Rows of a batch that are sent between ranks: which leaves have rows, and how they become one message."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pack(columns: Sequence[Tensor], rows: int) -> Tensor:
 
 
 def _plain(column: Tensor) -> Tensor:
-    """A copy with plain strides, also where there are no rows: only those can be read as bytes."""
+    """A contiguous copy, also where there are no rows: only such tensors can be viewed as bytes."""
     return column.clone(memory_format=torch.contiguous_format)
 
 
@@ -71,5 +71,5 @@ def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def as_leaf(moved: Tensor, leaf: Any) -> Any:
-    """What arrived, where and as what the leaf is."""
+    """Rows that arrived, as the kind and on the device of the leaf that they replace."""
     return moved.to(leaf.device) if isinstance(leaf, Tensor) else moved.numpy()

@@ -21,9 +21,9 @@ from rholoss.errors import RholossError
 
 def _uniform(score_B: Tensor, num: int, generator: Generator) -> Tensor:
     """`num` numbers in (0, 1), drawn where the generator lives, brought to where the scores are."""
-    # Not of the default type: frameworks set it to 16 bits, in which many draws would be alike.
+    # float32 whatever the default is: frameworks set that to 16 bits, in which many draws would be equal.
     drawn = torch.rand(num, generator=generator, device=generator.device, dtype=torch.float32)
-    # A copy to the host has to be waited for, or its numbers are read before they are there.
+    # A copy to the host must block, or its numbers would be read before they have arrived.
     return drawn.clamp_(min=1e-7).to(score_B.device, non_blocking=score_B.device.type != "cpu")
 
 

@@ -15,9 +15,9 @@ from torch.utils.data import DistributedSampler
 
 from rholoss import distributed
 from rholoss.core import step_generator
-from rholoss.data import ids_of_rows
 from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
+from rholoss.indexed import ids_of_rows
 from rholoss.memory import Memory, Plan, Situation, check_epoch
 from rholoss.sampler import EPOCHS
 
@@ -32,15 +32,15 @@ class Planned(DistributedSampler[int]):
                 loss_k = F.cross_entropy(model(x), y, reduction="none")
                 rows.remember(index, loss_k).backward()
 
-    A training step knows the loss of each of its rows anyway. `remember` keeps the last `depth` of each, on
-    the device and without waiting for it, and gives back their mean (weighted, if the plan has weights) to
-    call `backward` on. When a pass begins, the plan decides on its rows; the order is a function of (seed,
-    pass). A pass of which nothing was remembered is dealt again: a look at the first batch costs none. Of
-    several ranks each gets its part, and what all of them remember is put together first; a part has the
-    same number of rows on each rank. (It is a `DistributedSampler` so that Lightning does not deal again.)
+    A training step knows the loss of each of its rows anyway. `remember` keeps each row's last `depth`
+    losses, on the device and without waiting for it, and returns their mean (weighted, if the plan has
+    weights) to call `backward` on. When a pass begins, the plan decides which rows it has; their order is a
+    function of (seed, pass). A pass of which nothing was remembered is repeated, so looking at the first
+    batch uses up none. With several ranks, what they remember is merged before a pass, and each gets an
+    equal part of its rows. (This is a `DistributedSampler` so that Lightning does not share rows out again.)
 
-    How many rows a pass has is the plan's affair, so that its last batch may have one row, on which BatchNorm
-    cannot train: hence `drop_last=True`, which leaves out others each time.
+    The plan decides how many rows a pass has, so the last batch may have a single row, on which BatchNorm
+    cannot train: hence `drop_last=True`, which leaves out different rows each time.
 
     Args:
         dataset: what the loader reads, with the ids that its items carry (`WithIndex`).
@@ -61,14 +61,16 @@ class Planned(DistributedSampler[int]):
         self.plan, self.passes, self.seed = plan, passes, seed
         self.begun = 0  # passes of which something was remembered
         self.memory = Memory(len(ids), torch.device("cpu"), depth)
-        self.order: Tensor | None = None  # of the pass that was begun last, of all ranks
+        self.order: Tensor | None = None  # rows of the present pass, of all ranks
         self.weight: Tensor | None = None  # of each row in this pass
-        self.left_out = 0  # rows that this pass does without
+        self.left_out = 0  # how many rows are not in this pass
         self._ranks = distributed.place()[1]
         self._num = len(ids) // self._ranks  # rows of this pass on this rank
-        self._done = self._size = 0  # of these, how many were remembered, and at a time
-        self._open = False  # a pass that is not counted yet: it is dealt (again), or goes on
-        self._unread = 0  # how often one came to its end and nothing was remembered
+        self._done = self._size = (
+            0  # how many of these were remembered, and how many in the last batch
+        )
+        self._open = False  # whether the present pass is not counted in `begun` yet
+        self._unread = 0  # how often this pass came to its end without anything remembered
         counted = isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
         self._row_of = None if counted else {key: row for row, key in enumerate(list(ids))}
         if self._row_of is not None and len(self._row_of) < len(ids):
@@ -122,7 +124,9 @@ class Planned(DistributedSampler[int]):
         if self._done:
             self._count()
             return
-        self._unread += 1  # it was but looked at, by workers that run ahead; or it is never read
+        self._unread += (
+            1  # once is no mistake: workers run ahead, or somebody looked at the first batch
+        )
         if self._unread == 2:
             warnings.warn(
                 "A pass came to its end twice, and nothing was remembered of it; it is dealt again until "
@@ -154,7 +158,7 @@ class Planned(DistributedSampler[int]):
         return order
 
     def _enter(self, order: Tensor | None, weight: Tensor | None, done: int) -> None:
-        """Stand in a pass, behind so many of its rows; None: between two."""
+        """Be in a pass with this order, after `done` of its rows; without an order, between two passes."""
         rows = len(self.memory.seen)
         dealt = rows if order is None else len(order)
         self.order, self._num, self.left_out = order, dealt // self._ranks, rows - dealt
@@ -168,7 +172,7 @@ class Planned(DistributedSampler[int]):
         In the middle of a pass it holds the place, as far as rows were remembered, and `begun` does not
         count that pass. With several ranks take it between two: until then each knows only its own rows.
         """
-        # A loader may leave out a last batch that is too small; what is less than one is done.
+        # A loader may drop a last batch that is too small: with less than a batch left, the pass is over.
         rest = self._num - self._done
         under_way = rest >= self._size if self._done else self._open
         return {
@@ -214,13 +218,13 @@ class Planned(DistributedSampler[int]):
         return torch.tensor([self._row_of[key] for key in keys])
 
     def _move(self, device: torch.device) -> None:
-        """Memory is where the losses are, so that nobody waits."""
+        """Move the memory to the device of the losses, so that recording does not wait."""
         if self.memory.seen.device != device:
             self.memory.move(device)
             self.weight = None if self.weight is None else self.weight.to(device)
 
     def _put_together(self) -> None:
-        """Each row was trained on by at most one rank since the last time; what that one knows, all know."""
+        """Merge what the ranks remember: in the last pass each row was trained on by at most one of them."""
         if not distributed.is_running():
             raise RholossError(
                 f"There are {self._ranks} ranks, but no process group: call "

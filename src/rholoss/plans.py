@@ -45,7 +45,10 @@ class InfoBatch:
     def __post_init__(self) -> None:
         _check_share("until", self.until)
         if not 0 <= self.prune < 1:
-            raise RholossError(f"`prune` must be in [0, 1), but is {self.prune}.")
+            raise RholossError(
+                f"`prune` must be in [0, 1), but is {self.prune}: with this probability a row that is easy "
+                "is left out."
+            )
 
     def __call__(self, situation: Situation) -> Epoch:
         """Rows and weights."""
@@ -60,21 +63,21 @@ class InfoBatch:
         return Epoch(everything[stays], weight)
 
 
-UNSURE = 0.5  # doubt of so much says that nothing is learnt yet, not that labels are wrong
-LEARNT = (
-    5.0  # times the share of hopeless rows: with more doubt than that, hard rows are hopeless, too
-)
-BORNE_OUT = 3.0  # times the share of hopeless rows: more doubt than that is a weak model's
+# Doubt: the share of wrong labels as measured. Hopeless rows: those that were never better than chance.
+UNSURE = 0.5  # doubt above this says that nothing is learnt yet, not that labels are wrong
+LEARNT = 5.0  # times the share of hopeless rows; with more doubt, hard rows look hopeless too
+BORNE_OUT = 3.0  # times the share of hopeless rows; more doubt comes from a weak model
 
 
 def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
-    """Share of wrong labels, from the losses of rows as training saw them last; 0 if there are none.
+    """Share of wrong labels, estimated from each row's last loss in training; 0 if there are none.
 
-    With one label in ten wrong, and no telling which, the best that a model can do is to give the label of
-    an easy row nine tenths. So one minus the probability that it gives to the labels of its surest rows
-    (the last of the share `surest` of them) is the share that is wrong. Too high as long as the model has
-    not learnt the easy rows, or if its labels are smoothed; too low once it knows labels by heart, or if
-    only some classes are concerned.
+    If one label in ten is wrong and nothing tells which, the best a model can do is to give the label of
+    an easy row a probability of nine tenths. So the share of wrong labels is one minus the probability of
+    the surest rows' labels: of the share `surest` with the lowest losses, the one with the highest.
+
+    Too high while the model has not learnt the easy rows, or if its labels are smoothed. Too low once it
+    has memorised labels, or if only some classes have wrong ones.
     """
     if not len(loss_N):
         return 0.0
@@ -86,28 +89,28 @@ def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
 class Remembered:
     """RHO-LOSS's questions, answered from the losses that training itself has seen.
 
-    Those must be cross-entropies, of labels that are not smoothed.
+    Those must be cross-entropies, with labels that are not smoothed.
 
     *Learnable?* A row is left out if all of its last losses were above a bound. The bound is measured: how
-    sure the model is of its surest rows tells the share of wrong labels (`wrong_labels`), and a label that
-    never had more probability than that share is taken for one of them. If more rows were never better than
-    `chance`, those are left out; these alone, if the doubt is more than three times their share, for then it
-    is that of a model which has not learnt its easy rows. Where half of the rows were never better than
-    chance, nothing is learnt yet, and nothing is left out.
+    sure the model is of its surest rows gives the share of wrong labels (`wrong_labels`, here: the doubt),
+    and a label that never had a higher probability than that share is taken to be wrong. If more rows than
+    that were never better than `chance`, those are left out. They alone are left out if the doubt is more
+    than three times their share, since it then comes from a model that has not learnt its easy rows. If half
+    of the rows were never better than chance, nothing has been learnt yet, and nothing is left out.
 
-    From the share `filter_from` of the steps on it is measured once and rows are left out for good. Until
-    then, where `chance` is given, they are left out on probation as soon as the easy rows are learnt: it is
-    measured anew for every pass, and of the rows above the bound one in `again` is trained on all the same.
-    A hard row comes back when the model has learnt what it takes; a wrong label is seen too seldom to be
-    learnt by heart.
+    After the share `filter_from` of the steps the bound is measured once, and rows are left out for good.
+    Before that, if `chance` is given, rows are left out on probation as soon as the easy ones are learnt:
+    the bound is measured for every pass, and of the rows above it one in `again` is trained on even so. A
+    hard row comes back once the model has learnt what it takes; a wrong label is seen too rarely to be
+    memorised.
 
     *Not yet learnt?* Up to the share `skip_until` of the steps, a row whose last loss is below the mean is
-    left out of a pass with probability `skip`; but not where more than the share `most` of the labels is
-    wrong, for what is not learnt is then mostly wrong.
+    left out of a pass with probability `skip`. But not if more than the share `most` of the labels is wrong:
+    then what has not been learnt is mostly wrong labels.
 
     Args:
-        chance: the logarithm of the number of classes. None: the bound is what is measured alone, which on
-            data that is hard or hardly learnt takes rows for wrong that are right.
+        chance: the logarithm of the number of classes. None: the bound is only measured, which on hard data,
+            or with a weak model, takes right labels for wrong ones.
         measured: False: the bound is `chance` alone.
         again: 0: nothing is left out before `filter_from`.
         least: nothing is left out unless more than this share of the rows was never better than chance
@@ -174,7 +177,7 @@ class Remembered:
             return (doubt if self.measured else 0.0), math.inf
         if not self.measured:
             return hopeless, chance
-        # Rows on probation are hardly trained on, so that doubt tells of wrong labels among the others alone.
+        # Rows on probation are hardly trained on, so the doubt counts wrong labels among the others only.
         apart = s.notes.pop("hopeless", 0.0)
         wrong, bound = self._measured(s, apart + (1 - apart) * doubt, hopeless, chance)
         if bound < math.inf:
@@ -188,11 +191,11 @@ class Remembered:
         most = UNSURE if self.chance is None else min(UNSURE, BORNE_OUT * hopeless)
         believed = doubt if doubt < most else 0.0
         wrong = max(believed, hopeless)
-        # Doubt alone may have other reasons: smoothed labels, a model that is small. Chance has none.
+        # Doubt alone can have other causes (smoothed labels, a small model); rows below chance cannot.
         if not self.least < (wrong if self.chance is None else hopeless) < UNSURE:
             return doubt, math.inf
         sure = -math.log(believed) if believed else math.inf
-        # No more is above the bound than is wrong. Unknown rows are lowest. Not sorted: a GPU waits for it.
+        # So that no more rows are above the bound than are wrong; rows without losses count as lowest.
         kth = len(s.seen) - round(wrong * len(s.seen))
         highest = s.lowest.clamp(min=0.0).kthvalue(kth).values
         return wrong, max(min(chance, sure), float(highest))

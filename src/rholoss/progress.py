@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
-# Seconds between the lines that a log file or a notebook gets, and what share of the time so far: work of
-# hours would fill a log.
+# Seconds between two lines in a log file or a notebook; at least this share of the time so far, so that
+# hours of work do not fill a log.
 LINE_EVERY, LINE_SHARE = 5.0, 0.02
 
 
@@ -54,11 +54,11 @@ class Bar:
     ) -> None:
         if self._rich is not None:
             self._rich.stop()
-        elif self._printed not in (-1, self.done):  # work that was short stays silent
+        elif self._printed not in (-1, self.done):  # nothing at all for work that took a moment
             self._print()
 
     def advance(self, n: float = 1, note: str | None = None) -> None:
-        """`n` more are done, or a part of one; `note` replaces what stands behind the bar."""
+        """`n` more are done (may be a fraction); `note` replaces the text after the bar."""
         self.done += n
         self.note = self.note if note is None else note
         if self._rich is not None:

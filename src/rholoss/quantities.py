@@ -15,7 +15,9 @@ from torch.nn import functional as F
 def grad_norm(logits_KBC: Tensor, target_B: Tensor) -> Tensor:
     """||softmax - onehot||, the norm of d cross-entropy / d logits; at most sqrt(2). Returns [B]."""
     probs_BC = logits_KBC.softmax(2).mean(0)
-    target_B = target_B.clamp(min=0)  # a row without a label is told apart by whoever reads this
+    target_B = target_B.clamp(
+        min=0
+    )  # `one_hot` refuses -100; the scorer masks rows without a label
     return (probs_BC - F.one_hot(target_B, probs_BC.shape[1])).norm(dim=1)
 
 

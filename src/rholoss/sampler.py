@@ -1,4 +1,4 @@
-"""Candidate batches that shrink while nothing is scored, so that nothing is decoded in vain."""
+"""Candidate batches that shrink while nothing is scored, so that no row is loaded for nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from rholoss.core import step_generator
-from rholoss.data import ids_of_rows
 from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
+from rholoss.indexed import ids_of_rows
 from rholoss.picks import random_k
 
 EPOCHS = 2**31  # keeps the seeds of orders apart from those of steps; torch reads 32 bits of a seed
@@ -42,11 +42,12 @@ class CandidateBatches(Sampler[list[int]]):
     """Batches of positions for a `DataLoader(dataset, batch_sampler=...)`.
 
     One epoch visits every row once as a candidate, in an order that is a function of (seed, epoch).
-    Where the schedule chooses uniformly, the choice is made here, by the very draw that the selector
-    would make, and only the chosen rows are loaded. Epoch and place in it follow from the selector's
-    step, so a resumed run goes on with the next batch, and so does a pass behind one that was left
-    early; it has the batches that are left of the epoch, which is told of once. Of several ranks each
-    gets its part of a batch of `ranks` x `batch_size` rows.
+    Where the schedule chooses uniformly, the choice is made here, by the same draw that the selector
+    would make, and only the chosen rows are loaded.
+
+    The position follows from the selector's step, so a resumed run goes on with the next batch. So does a
+    pass after one that was stopped early: it has only the rest of the epoch, with a warning the first
+    time. With several ranks each gets its part of a batch of `ranks` x `batch_size` rows.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class CandidateBatches(Sampler[list[int]]):
         seed: int = 0,
         ranks: tuple[int, int] = (0, 1),
     ) -> None:
-        if step is None or choose is None:  # Lightning makes samplers anew, round one of its own
+        if (
+            step is None or choose is None
+        ):  # Lightning makes a new sampler of this class around its own
             raise RholossError(
                 "The batches of `select.batch_sampler` were about to be made anew round a "
                 f"{type(dataset).__name__}, as Lightning does to deal rows to its ranks; they are dealt "
@@ -90,7 +93,7 @@ class CandidateBatches(Sampler[list[int]]):
         return rows // whole if self.drop_last else -(-rows // whole)
 
     def about(self) -> dict[str, Any]:
-        """What the rows of a step follow from; the size is that of all ranks together."""
+        """What decides which rows a step has; the batch size is that of all ranks together."""
         return {
             "rows": len(self.ids),
             "batch_size": self.batch_size * self.ranks,
@@ -100,7 +103,7 @@ class CandidateBatches(Sampler[list[int]]):
         }
 
     def check_ranks(self, rank: int, ranks: int) -> None:
-        """Raise if the process group has other ranks than this was made for: all would load the same."""
+        """Raise if this was made for other ranks than the process group's: all would load the same rows."""
         if (self.rank, self.ranks) != (rank, ranks):
             raise RholossError(
                 f"The batch sampler was made for rank {self.rank} of {self.ranks}, but this is rank {rank} "
@@ -139,11 +142,14 @@ class CandidateBatches(Sampler[list[int]]):
             yield self.at(epoch * len(self) + place)
 
     def hand_over(self) -> None:
-        """Others go on with the pass that was begun, so that one over what they leave is no short one."""
+        """Someone else continues the present pass, so the next one may be short without a warning."""
         self._begun = None
 
     def _tell_of_a_short_pass(self, step: int, done: int) -> None:
-        """Loops that count passes would take it for an epoch. A resumed run's first pass is meant so."""
+        """Warn of a pass that is shorter than an epoch, unless it is a resumed run's first.
+
+        A training loop that counts passes would take it for an epoch.
+        """
         begun, self._begun = self._begun, step
         if self._told or not done or begun is None or not begun < step < begun + len(self):
             return

@@ -1,7 +1,7 @@
 """The scorer: runs the model on the candidates and measures what a method needs, and no more.
 
-It knows nothing of the method. Whatever it changes on the way (training flags, buffers, random state)
-is as before when it is done, except for BatchNorm's running statistics in mode 'train'.
+It does not know the method. Whatever it changes meanwhile (training flags, buffers, random state) is
+restored afterwards, except for BatchNorm's running statistics in mode 'train'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from rholoss import data, losses
-from rholoss.core import MONTE_CARLO
+from rholoss.core import MONTE_CARLO, draw_seed
 from rholoss.errors import RholossError
 from rholoss.modes import (
     BATCH_NORM_MODES,
@@ -82,7 +82,15 @@ class Scorer:
         self.quantities = {**QUANTITIES, **(quantities or {})}
         self._compiled: tuple[nn.Module, Callable[..., Any]] | None = None
         self._protected: list[str] = []  # buffers that the dry run found to move
-        self._dry: bool | None = None  # in the first pass: whether draws are compared
+        self._dry: bool | None = None  # not None during a dry run; then, whether draws are compared
+
+    def passes(self, needs: frozenset[str]) -> int:
+        """Forward passes of each example: one, or one for each Monte-Carlo draw."""
+        return self.draws if needs & MONTE_CARLO else 1
+
+    def seed(self, needs: frozenset[str], generator: torch.Generator) -> int:
+        """The seed for `measure`; nothing is taken from the generator where dropout is off."""
+        return draw_seed(generator) if needs & MONTE_CARLO or self.dropout else 0
 
     def measure(
         self,
@@ -102,9 +110,9 @@ class Scorer:
         run: Any = scored_module(model)
         if eager or self.compile:
             run = base if eager else self._compiled_copy(base)
-        draws = self.draws if needs & MONTE_CARLO else 1
+        draws = self.passes(needs)
         dropout = self.dropout or draws > 1
-        # A model that is in eval mode as a whole is not to be moved.
+        # If the whole model is in eval mode, its running statistics must not move.
         norm = "batch" if self.batch_norm == "train" and not base.training else self.batch_norm
         device = data.device_of(base)
         cuts = [(0, rows)]
@@ -120,7 +128,9 @@ class Scorer:
         ):
             parts = []
             for start, stop in cuts:
-                if start == stop:  # other ranks have more: take part in their pass
+                if (
+                    start == stop
+                ):  # another rank has more chunks: take part, since FSDP2 gathers weights
                     self.forward(run, _cut(batch, rows, slice(0, 1)), 1, needs, draws)
                     continue
                 part = batch if len(cuts) == 1 else _cut(batch, rows, slice(start, stop))
@@ -129,7 +139,7 @@ class Scorer:
         measured = parts[0]
         if len(parts) > 1:
             measured = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        # Nothing is asked of such a row, so that it would win as soon as others are learnt.
+        # A row without labels has loss 0: it would be chosen once all others are learnt.
         empty = losses.no_label_counts(batch, self.loss)
         if empty is None or len(empty) != rows:
             return measured
@@ -176,8 +186,8 @@ class Scorer:
 
     def _compiled_copy(self, model: nn.Module) -> Any:
         if self._compiled is None or self._compiled[0] is not model:
-            # Its own compiled copy of the code (not of the weights): fixed shapes, no guard flips
-            # between the scoring and the training pass.
+            # Compiled apart from training (the weights are shared): shapes are fixed, and switching between
+            # scoring and training does not recompile.
             self._compiled = (model, torch.compile(model, dynamic=False))
         return self._compiled[1]
 
@@ -194,12 +204,15 @@ class Scorer:
     ) -> tuple[dict[str, Tensor], float | None]:
         """`measure` for the first time: checks what only a run can show. Waits for the device.
 
-        Returns what was measured and the forward FLOPs of one example (None if they cannot be counted).
+        Finds buffers that change although they should not; later passes restore them.
 
-        Finds buffers that move although they should not, and protects them from then on. With
-        `discard` every buffer is put back, for a look ahead at scoring that starts later; after an
-        error too. With `compare`, draws that are all alike are an error where their differences are
-        what is asked for.
+        Args:
+            discard: restore every buffer, for a step that does not score yet. After an error that is done
+                in any case.
+            compare: raise if a method compares dropout draws and all of them are the same.
+
+        Returns:
+            What was measured, and the forward FLOPs of one example (None if they cannot be counted).
         """
         base = unwrapped(model)
         norms = {
@@ -219,10 +232,12 @@ class Scorer:
         finally:
             self._dry = None
             for buffer in restore:
-                if buffer.moved():  # one that is written to can no more be read by a backward pass
+                if buffer.moved():  # writing to a buffer breaks a backward pass that still reads it
                     buffer.restore()
         self._protected = [buffer.name for buffer in protect]
-        if self.compile:  # here, where an error is expected and the time is not taken for scoring
+        if (
+            self.compile
+        ):  # now, so that errors come from the dry run and its time is not scoring time
             with kept_buffers(base, [buffer.name for buffer in kept]):
                 self.measure(model, batch, rows, needs, seed=seed)
         return measured, flops
@@ -245,7 +260,7 @@ class Scorer:
         whole = not target.is_floating_point() and outputs[0].shape[:-1] == target.shape
         if whole and self.loss.per_example in losses.CLASSES:
             losses.check_classes(outputs[0], target)
-        # Each alone means something without dropout; their difference is rounding noise then.
+        # Without dropout each of the two entropies has a meaning, but their difference is rounding noise.
         compared = self._dry and needs >= MONTE_CARLO
         if compared and all(torch.equal(outputs[0], output) for output in outputs[1:]):
             raise RholossError(
@@ -264,16 +279,17 @@ class Scorer:
         kept: list[KeptBuffer],
     ) -> tuple[dict[str, Tensor], float | None]:
         """`measure`, eager, with the FLOPs of one example if they can be counted."""
-        dynamo = "torch._dynamo" in sys.modules  # without it nothing can have been compiled
+        dynamo = (
+            "torch._dynamo" in sys.modules
+        )  # slow to import; if nobody has, nothing is compiled
         with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
             try:
                 with FlopCounterMode(display=False) as counter:
                     measured = self.measure(base, batch, rows, needs, seed=seed, eager=True)
-                draws = self.draws if needs & MONTE_CARLO else 1
-                return measured, counter.get_total_flops() / rows / draws
+                return measured, counter.get_total_flops() / rows / self.passes(needs)
             except RholossError:
                 raise
-            except Exception:  # of the counter, which cannot count everything, or of the model
+            except Exception:  # from the counter, which has its limits, or from the model: find out
                 pass
             for buffer in kept:
                 buffer.restore()
@@ -281,7 +297,7 @@ class Scorer:
 
 
 def _cut(batch: Any, rows: int, part: slice) -> Any:
-    """A part of the rows. Slices, so that nothing is copied and no device is waited for."""
+    """A part of the rows, as slices: nothing is copied, and no device is waited for."""
 
     def cut(path: data.Path, leaf: Any) -> Any:
         whole = isinstance(leaf, (list, tuple)) and len(leaf) == rows

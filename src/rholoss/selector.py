@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 from rholoss import arguments, core, data, methods, sources, state
 from rholoss.arguments import FLUSH_STEPS, check_arguments
 from rholoss.core import Method, Selection, Stats
-from rholoss.distributed import Ranks, place
-from rholoss.errors import RholossError
+from rholoss.distributed import Ranks, Told, place
 from rholoss.guard import Guard
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger, Watched
@@ -24,7 +24,7 @@ from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, last_rows, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import TableSource, as_source, known_on_host, tell_other_labels
+from rholoss.sources import as_source, known_on_host, limit_of, tell_other_labels
 from rholoss.steplog import Chosen, StepLog
 
 Tap = Callable[[int, Stats, "Chosen"], None]
@@ -39,8 +39,8 @@ class Selector:
             index, x, y = select(model, batch)
 
     The batch comes back in its own structure, with n_b rows, on the model's device. The first call is a
-    dry run that checks everything at once. On a GPU later calls do not wait for the device, but for a
-    flush every `flush_every` steps, which tells what went wrong there.
+    dry run that checks everything. On a GPU later calls do not wait for the device, except for a flush
+    every `flush_every` steps, which raises if something went wrong there.
 
     Args:
         method: a name from `rholoss.METHODS` or a `Method`.
@@ -119,107 +119,104 @@ class Selector:
         self.guard = Guard()
         self.step, self.off = 0, False  # off: by `auto_off`
         self.selection: Chosen | None = None
-        self._unread = self._told = False  # importance weights of the last step
-        self._checked = self._warned = False
+        self._unread = self._told = False  # weights of the last step; whether that was warned of
+        self._checked = self._warned = (
+            False  # the dry run is done; BatchNorm and one row was warned of
+        )
         self.sampler: CandidateBatches | None = None
-        self.smallest: int | None = None  # rows of the last batch of an epoch, where they are known
-        self._saved: dict[str, Any] = {}  # what a loaded state tells of the batch sampler
+        self.smallest: int | None = None  # rows of the last batch of an epoch, if they are known
+        self._saved: dict[
+            str, Any
+        ] = {}  # a loaded state, until there is a batch sampler to compare
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""
-        device, phase = data.device_of(model), self._phase(self.step)
+        device, phase = data.device_of(model), self.phase(self.step)
         generator = core.step_generator(self.seed, self.step)
         with self.ledger.timed(device, dry_run=not self._checked):
             with self.ranks.together(not self._checked or self.ranks.chooses_together) as told:
-                if not self._checked:
-                    self.log.check_new(self.step)
-                    if self.sampler and self.ranks.size > 1:
-                        self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
-                ids = self.find_index(batch)
-                rows = len(ids)
-                candidates = self._candidates(rows, phase)
-                self._warn(model, ids, candidates)
-                k = rows if rows < candidates else self._num_selected(rows)
-                loss_B = self._irreducible_on_host(ids, batch, phase)
-                first = self.step == 0 and not self._checked
-                whole = phase.score or not self.sampler or first  # as all ranks know
-                moves = self.ranks.chooses_together and whole
-                self.ranks.tell(told, ids, k, batch, self.shared, self._same(), moves)
+                ids, candidates, k, loss_B = self._look_at(model, batch, phase, told)
             told.warn_of_same(self.ranks.rank)
-            batch = data.to_device(batch, device)
+            rows, batch = len(ids), data.to_device(batch, device)
             with self.ranks.together(not self._checked):
-                stats, checked = self._measure(model, batch, ids, loss_B, phase, generator)
+                stats = self._measure(model, batch, ids, loss_B, phase, generator)
             stats, k = self.ranks.whole(stats, k, told)
             with self.ranks.together(not self._checked):
-                selection, score_B = self._choose(stats, k, phase, generator)
-                if score_B is not None:
-                    unsure = None if checked else stats.measured.get("irreducible_loss")
-                    enough = 1 if getattr(self.method.pick, "replacement", False) else k
-                    self.guard.observe(stats.index, unsure, score_B, enough)
-                    if device.type == "cpu" or not self._checked:
-                        self.guard.read()
+                known = loss_B is not None  # and checked, on the host
+                selection, score_B = self._choose(stats, k, phase, generator, known)
             place_k = selection.position.to(device, non_blocking=True)
-            selection = Selection(place_k, selection.weight)
+            selection = dataclasses.replace(selection, position=place_k)
             training, selection = self.ranks.share(batch, selection, rows, told, self.shared)
             training = data.without_irreducible(training)
             if phase.score and self.source is not None:
                 self.source.update(self.body(training), selection.weight)
-        # A function of the user's may not be one of the rows.
-        found = self.find_index is data.find_index
-        position, num = selection.position, len(stats.index)
-        index = data.find_index(training) if found else data.take(stats.index, position, num)
+        position = selection.position
+        if self.find_index is data.find_index:
+            index = data.find_index(training)
+        else:  # the user's own function may not work on chosen rows
+            index = data.take(stats.index, position, len(stats.index))
         chosen = Chosen(index, position, selection.weight, score_B)
         self.adopt(stats, chosen, candidates, rows, scored=phase.score)
         return training
+
+    def _look_at(
+        self, model: nn.Module, batch: Any, phase: Phase, told: Told
+    ) -> tuple[Any, int, int, Tensor | None]:
+        """Check a batch and tell the other ranks of it, before anything is measured.
+
+        Returns its ids; the number of candidates, which is more than its rows where the batch sampler has
+        chosen already; how many to select; and the irreducible losses, where the host can look them up.
+        """
+        if not self._checked:
+            self.log.check_new(self.step)
+            if self.sampler and self.ranks.size > 1:
+                self.sampler.check_ranks(self.ranks.rank, self.ranks.size)
+        ids = self.find_index(batch)
+        rows = candidates = len(ids)
+        if self.sampler and not phase.score:
+            candidates = self.sampler.rows_at(self.step)
+        if not self._checked and self.method.needs:
+            arguments.check_first(self.source, model, ids)
+        self._warn_of_one_row(model, candidates)
+        k = rows  # chosen already, if they are fewer than the candidates
+        if rows >= candidates:
+            arguments.check_rows(rows, self.k)
+            k = self.num_selected(rows)
+        loss_B = self._irreducible_on_host(ids, batch, phase)
+        # Whether no sampler has chosen; of this each rank is sure without asking.
+        whole = phase.score or not self.sampler or (self.step == 0 and not self._checked)
+        moves = self.ranks.chooses_together and whole
+        same = {} if self._checked or self.ranks.size == 1 else state.same_on_ranks(self)
+        self.ranks.tell(told, ids, k, batch, self.shared, same, moves)
+        return ids, candidates, k, loss_B
 
     @property
     def reads_irreducible(self) -> bool:
         """Whether irreducible losses decide at any step."""
         return "irreducible_loss" in self.method.needs or self.schedule.drop > 0
 
-    def _warn(self, model: nn.Module, ids: Any, rows: int) -> None:
+    def phase(self, step: int) -> Phase:
+        """Whether a step scores its candidates, as schedule, method and `auto_off` have it."""
+        phase = Phase(score=False) if self.off else self.schedule(step)
+        return phase if self.method.needs else Phase(score=False, drop=phase.drop)
+
+    def num_selected(self, rows: int) -> int:
+        """How many of so many candidates are selected."""
+        return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
+
+    def _warn_of_one_row(self, model: nn.Module, rows: int) -> None:
         """Once, and at the first call if it can be known then."""
-        if not self._checked and self.method.needs:
-            arguments.check_first(self.source, model, ids)
         if self._warned or self.k is not None:
             return
         if not self._checked and self.smallest is not None:
             rows = min(rows, self.smallest)
-        if self._share(rows) == 1:
+        if self.num_selected(rows) == 1:
             self._warned = True
             arguments.warn_of_one_row(model, rows, self.keep)
-
-    def _same(self) -> dict[str, Any]:
-        """What must be the same on all ranks; asked at the first call."""
-        if self._checked or self.ranks.size == 1:
-            return {}
-        return {
-            "`choice`": self.ranks.choice,
-            "`method`": self.method.name,
-            "`keep` and `k`": (self.keep, self.k),
-            "`seed`": self.seed,
-            "the number of steps done": self.step,
-            "the irreducible losses": None if self.source is None else self.source.digest(),
-        }
-
-    def _phase(self, step: int) -> Phase:
-        phase = Phase(score=False) if self.off else self.schedule(step)
-        return phase if self.method.needs else Phase(score=False, drop=phase.drop)
 
     def _reads_irreducible(self, phase: Phase) -> bool:
         ahead = phase.score or not self._checked
         return phase.drop > 0 or (ahead and "irreducible_loss" in self.method.needs)
-
-    def _candidates(self, rows: int, phase: Phase) -> int:
-        """Candidates of this step: more than rows, if the batch sampler has chosen among them."""
-        return self.sampler.rows_at(self.step) if self.sampler and not phase.score else rows
-
-    def _num_selected(self, rows: int) -> int:
-        arguments.check_rows(rows, self.k)
-        return self._share(rows)
-
-    def _share(self, rows: int) -> int:
-        return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
 
     def _irreducible_on_host(self, ids: Any, batch: Any, phase: Phase) -> Tensor | None:
         if not self._reads_irreducible(phase):
@@ -227,7 +224,7 @@ class Selector:
         carried = data.carried_irreducible(batch)
         arguments.check_source(self.method, self.source, carried)
         if not self._checked:
-            tell_other_labels(self.source, ids, target_in(self.body(batch), self.scorer.loss), 4)
+            tell_other_labels(self.source, ids, target_in(self.body(batch), self.scorer.loss), 5)
         return known_on_host(self.source, ids, carried)
 
     def _measure(
@@ -238,18 +235,14 @@ class Selector:
         loss_B: Tensor | None,
         phase: Phase,
         generator: torch.Generator,
-    ) -> tuple[Stats, bool]:
-        """What the method needs, if this step scores; at the first call all of it, as a dry run.
-
-        Also returns whether the irreducible losses are known to be finite.
-        """
+    ) -> Stats:
+        """What the method needs, if this step scores; at the first call all of it, as a dry run."""
         needs = self.method.needs - {"irreducible_loss"}
         measured: dict[str, Tensor] = {}
         body, rows, device = self.body(batch), len(ids), data.device_of(model)
         if needs and (phase.score or not self._checked):
-            # A look ahead draws nothing, so that a resumed run chooses as the first one did.
-            random = phase.score and (needs & core.MONTE_CARLO or self.scorer.dropout)
-            seed = core.draw_seed(generator) if random else 0
+            # A dry run of a step that does not score must not draw, or a resumed run would choose otherwise.
+            seed = self.scorer.seed(needs, generator) if phase.score else 0
             if self._checked:
                 measured = self.scorer.measure(model, body, rows, needs, seed=seed)
             else:
@@ -257,7 +250,6 @@ class Selector:
                     model, body, rows, needs, seed=seed, discard=not phase.score, compare=True
                 )
                 self.ledger.flops_per_example = flops
-        checked = loss_B is not None
         if self._reads_irreducible(phase):
             if loss_B is None:
                 loss_B = data.carried_irreducible(batch)
@@ -265,38 +257,40 @@ class Selector:
                 loss_B = self.source.losses(ids, body, device)
             loss_B = check_per_example(loss_B, rows, argument="irreducible")
             measured["irreducible_loss"] = loss_B.to(device, torch.float32, non_blocking=True)
-        return Stats(ids, measured), checked
+        return Stats(ids, measured)
 
     def body(self, batch: Any) -> Any:
-        """The batch as the model's own code knows it; whoever passes `index=` gets tuples whole."""
+        """The batch as the model's own code expects it: without ids, unless the user's `index` finds them.
+
+        Then it is not known where in a tuple they are, so the tuple stays whole.
+        """
         whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
         return batch if whole else data.without_index(batch)
 
     def _choose(
-        self, stats: Stats, k: int, phase: Phase, generator: torch.Generator
+        self, stats: Stats, k: int, phase: Phase, generator: torch.Generator, known: bool
     ) -> tuple[Selection, Tensor | None]:
+        """The selection, and the scores if any were needed; `known`: irreducible losses are checked."""
         if not phase.score:
             loss_B = stats.irreducible_loss if phase.drop else None
-            limit = self._limit(phase.drop)
+            limit = limit_of(self.source, phase.drop)
             return Selection(uniform_choice(len(stats.index), k, generator, loss_B, limit)), None
         selection, score_B = core.choose(self.method, stats, k, generator)
         check_per_example(score_B, len(stats.index), argument="method.score")
-        return selection, score_B if self.method.needs else None
-
-    def _limit(self, drop: float) -> float:
-        """The irreducible loss above which the share `drop` of the data lies."""
-        if not drop:
-            return 0.0
-        assert isinstance(self.source, TableSource)  # checked when the selector was made
-        return self.source.threshold(drop)
+        unsure = None if known else stats.measured.get("irreducible_loss")
+        enough = 1 if getattr(self.method.pick, "replacement", False) else k
+        self.guard.observe(stats.index, unsure, score_B, enough)
+        if score_B.device.type == "cpu" or not self._checked:
+            self.guard.read()
+        return selection, score_B
 
     def adopt(
         self, stats: Stats, chosen: Chosen, candidates: int, loaded: int, *, scored: bool
     ) -> None:
-        """Count and log a step and go on to the next; for a choice that was made elsewhere too."""
-        draws = self.scorer.draws if self.method.needs & core.MONTE_CARLO else 1
+        """Count and log a step, and go on to the next. A choice made elsewhere is handed in here too."""
         points = loaded if scored and self.method.needs - {"irreducible_loss"} else 0
-        self.ledger.count(candidates, loaded, len(chosen.position), points, points * draws)
+        passes = self.scorer.passes(self.method.needs)
+        self.ledger.count(candidates, loaded, len(chosen.position), points, points * passes)
         forgotten, self._unread = self._unread and not self._told, chosen.weight is not None
         self.selection, self._checked = chosen, True
         if self.log.path is not None:
@@ -313,13 +307,13 @@ class Selector:
                 self._stop_if_dear(self.auto_off)
 
     def flush(self) -> None:
-        """Write the log, and tell what went wrong on the device since the last flush."""
+        """Write the log, and raise if something went wrong on the device since the last flush."""
         self.log.flush()
         self.ledger.read_events()
         self.guard.read()
 
     def _stop_if_dear(self, limit: float) -> None:
-        """On all ranks or on none: one that scored alone would wait for the others."""
+        """Switch scoring off if it is too slow: on all ranks or on none, as a single one would hang."""
         self.off = self.ledger.is_dear(self.ranks.exchange(self.ledger.overhead), limit)
         if self.off:
             warnings.warn(self.ledger.notes[-1], stacklevel=4)
@@ -332,11 +326,7 @@ class Selector:
 
     def reduce(self, loss_B: Tensor) -> Tensor:
         """Mean of the losses of the selected rows, each times its importance weight if it has one."""
-        if loss_B.ndim != 1:
-            raise RholossError(
-                f"`select.reduce` takes one loss per selected row, shape [k], but got shape "
-                f"{tuple(loss_B.shape)}; use reduction='none'."
-            )
+        arguments.check_reducible(loss_B)
         weight = self.weights
         return loss_B.mean() if weight is None else (loss_B * weight).mean()
 
@@ -345,10 +335,15 @@ class Selector:
         self.log.mark(self.ledger.mark(value))
 
     def watch(self, loader: Iterable[Any]) -> Watched:
-        """The loader, but the ledger notes how long it is waited for."""
+        """The same loader, whose waiting times go to the ledger."""
         self.smallest = last_rows(loader) if self.smallest is None else self.smallest
-        self.ledger.charge(sources.irreducible_seconds(loader) if self.reads_irreducible else 0.0)
+        self._charge(loader)
         return Watched(loader, self.ledger)
+
+    def _charge(self, holder: Any) -> None:
+        """Count what irreducible losses cost that a data set, or its loader, joins to the batches."""
+        if self.reads_irreducible:
+            self.ledger.charge(sources.irreducible_seconds(holder))
 
     def batch_sampler(
         self,
@@ -359,7 +354,7 @@ class Selector:
         drop_last: bool = False,
         seed: int = 0,
     ) -> CandidateBatches:
-        """For `DataLoader(dataset, batch_sampler=...)`: loads only n_b rows while nothing is scored."""
+        """For `DataLoader(dataset, batch_sampler=...)`: loads only the n_b chosen rows in uniform steps."""
         self.sampler = CandidateBatches(
             dataset,
             batch_size,
@@ -370,20 +365,20 @@ class Selector:
             seed=seed,
             ranks=place(),
         )
-        self.ledger.charge(sources.irreducible_seconds(dataset) if self.reads_irreducible else 0.0)
+        self._charge(dataset)
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
         self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
         return self.sampler
 
     def _choose_ahead(self, step: int, ids: Any) -> Tensor | None:
-        phase = self._phase(step)
+        phase = self.phase(step)
         if phase.score or (step == 0 and not self._checked):  # the dry run sees a whole batch
             return None
         loss_B = None
         if phase.drop and self.source is not None:
             loss_B = self.source.losses(ids, None, torch.device("cpu"))
-        k, generator = self._share(len(ids)), core.step_generator(self.seed, step)
-        return uniform_choice(len(ids), k, generator, loss_B, self._limit(phase.drop))
+        k, generator = self.num_selected(len(ids)), core.step_generator(self.seed, step)
+        return uniform_choice(len(ids), k, generator, loss_B, limit_of(self.source, phase.drop))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to make the same choices."""
@@ -391,10 +386,10 @@ class Selector:
         return state.saved(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on where the state was saved; the log is cut back to that step.
+        """Continue from a saved state; the log is cut back to that step.
 
-        What the choice follows from has to be as it was: the method, `keep` or `k`, the irreducible
-        losses, the batch sampler. The schedule may be another.
+        What choices depend on must be the same: the method, `keep` or `k`, the irreducible losses, the
+        batch sampler. The schedule may change.
         """
         state.restore(self, saved)
         self._saved = {} if self.sampler else saved

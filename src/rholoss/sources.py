@@ -27,12 +27,12 @@ DEVICE_SHARE = 0.1  # of the free device memory that a table may take
 
 
 class Source:
-    """Anything that gives irreducible losses for a batch of candidates."""
+    """Anything that gives irreducible losses for a batch of candidates; most methods have a default."""
 
     def on_host(self, ids: Any) -> Tensor | None:
-        """Irreducible losses [B] of ids on the CPU, checked: raises if one is not finite.
+        """Irreducible losses [B] of ids on the CPU; raises if one is not finite.
 
-        None if they cannot be known there.
+        None if they can only be had on the device.
         """
         return None
 
@@ -41,17 +41,17 @@ class Source:
         raise NotImplementedError
 
     def check_target(self, target: nn.Module) -> None:
-        """Raise if it cannot stand beside the model that is trained; asked once, before the first step."""
+        """Raise if this source cannot serve the model that is trained; called before the first step."""
 
     def update(self, batch: Any, weight: Tensor | None = None) -> None:
         """Learn from the selected rows (and their importance weights): what a live model does."""
 
     def digest(self) -> str | None:
-        """A short text that differs where other losses would be given; None where it is not known."""
+        """A short text that changes when the losses do; None if there is no cheap way to tell."""
         return None
 
     def own(self) -> Source:
-        """What one run reads: the source itself, unless each run changes it in its own way."""
+        """What one run reads: the source itself, or a copy if runs change it."""
         return self
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -65,7 +65,9 @@ class Source:
 class Table(Protocol):
     """Losses by id, as `rholoss.il.Irreducible` is."""
 
-    dense: Tensor | None
+    @property
+    def dense(self) -> Tensor | None:
+        """All losses by integer id, if there is such a table on the host."""
 
     def lookup(self, ids: Any) -> Tensor:
         """Losses [B] on the CPU; NaN where there is none."""
@@ -79,14 +81,12 @@ class DenseTable:
 
     def __init__(self, values: Any) -> None:
         # Losses that were just measured may have a graph behind them.
-        values = torch.as_tensor(values, dtype=torch.float32, device="cpu").detach()
-        self.dense: Tensor | None = values
+        self.dense = torch.as_tensor(values, dtype=torch.float32, device="cpu").detach()
         if self.dense.ndim != 1:
             raise RholossError(
                 f"`irreducible` must have one loss for each id, shape [N], but has shape "
-                f"{tuple(self.dense.shape)}."
+                f"{tuple(self.dense.shape)}; average over all other dimensions."
             )
-        self._values = self.dense
 
     def lookup(self, ids: Any) -> Tensor:
         """Losses [B]; NaN for an id that is not in the table."""
@@ -96,10 +96,10 @@ class DenseTable:
                 "instance; pass `Irreducible.from_losses(losses, ids=keys)`."
             )
         index = torch.as_tensor(ids, device="cpu").long()
-        # The usual case in one look-up. Read as unsigned, a negative id is larger than any table.
-        if len(index) and index.numpy().view(np.uint64).max() < len(self._values):
-            return self._values.index_select(0, index)
-        return _gather(self._values, index)
+        # The usual case, with one comparison: read as unsigned, a negative id is larger than any table.
+        if len(index) and index.numpy().view(np.uint64).max() < len(self.dense):
+            return self.dense.index_select(0, index)
+        return _gather(self.dense, index)
 
     def check(self, ids: Any) -> None:
         """Raise if an id has no finite loss."""
@@ -136,7 +136,7 @@ def known_on_host(source: Source | None, ids: Any, carried: Tensor | None) -> Te
 
 
 def tell_other_labels(source: Source | None, ids: Any, labels: Any, stacklevel: int = 3) -> None:
-    """Warn if points have other labels than when their losses were measured. Waits for the device."""
+    """Warn if labels have changed since the losses of these points were measured. Waits for the device."""
     find = getattr(getattr(source, "table", None), "other_labels", None)
     said = None if find is None or labels is None else find(ids, labels)
     if said is not None:
@@ -144,7 +144,7 @@ def tell_other_labels(source: Source | None, ids: Any, labels: Any, stacklevel: 
 
 
 def _gather(values: Tensor, ids: Tensor) -> Tensor:
-    ids = ids.long()  # bytes would be taken for a mask
+    ids = ids.long()  # uint8 would be read as a mask
     inside = (ids >= 0) & (ids < len(values))
     if len(values) == 0:
         return torch.full(ids.shape, torch.nan, device=ids.device)
@@ -157,8 +157,8 @@ class TableSource(Source):
     def __init__(self, table: Table) -> None:
         self.table = table
         self._on_device: Tensor | None = None
-        self._asked: torch.device | None = None  # for which it was decided whether the table fits
-        self._limits: dict[float, float] = {}  # by the share above them
+        self._asked: torch.device | None = None  # the device for which `_on_device` was decided
+        self._limits: dict[float, float] = {}  # share of the points -> the loss above which it lies
 
     def on_host(self, ids: Any) -> Tensor | None:
         """Look the losses up, and raise if one is not finite."""
@@ -220,6 +220,14 @@ class TableSource(Source):
         return self._limits[drop]
 
 
+def limit_of(source: Source | None, drop: float) -> float:
+    """The irreducible loss above which the share `drop` of the data lies; 0.0 if nothing is dropped."""
+    if not drop:
+        return 0.0
+    assert isinstance(source, TableSource)  # checked when the selector was made
+    return source.threshold(drop)
+
+
 class FunctionSource(Source):
     """Losses from a function of the ids."""
 
@@ -266,7 +274,10 @@ def as_table(irreducible: Any) -> Table:
 
 
 def irreducible_seconds(loader: Any) -> float:
-    """What the irreducible losses cost that items of a data set, or of its loader, carry; 0.0: unknown."""
+    """Seconds that the irreducible losses cost which a data set (or its loader) joins to its items.
+
+    0.0 if there are none, or if it is not known.
+    """
     dataset = getattr(loader, "dataset", None) if hasattr(loader, "batch_sampler") else loader
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

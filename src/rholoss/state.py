@@ -29,6 +29,22 @@ def saved(select: Selector) -> dict[str, Any]:
     }
 
 
+def in_common(select: Selector) -> dict[str, Any]:
+    """What processes that choose together must have in common, by the names that messages give it."""
+    return {
+        "`method`": select.method.name,
+        "`keep` and `k`": [select.keep, select.k],
+        "`seed`": select.seed,
+        "the irreducible losses": None if select.source is None else select.source.digest(),
+    }
+
+
+def same_on_ranks(select: Selector) -> dict[str, Any]:
+    """What must be the same on all ranks of torch.distributed before the first step."""
+    steps = {"the number of steps done": select.step}
+    return {"`choice`": select.ranks.choice, **in_common(select), **steps}
+
+
 def restore(select: Selector, state: Mapping[str, Any]) -> None:
     """Take a selector to where the state was saved; its log is cut back to that step."""
     live = select.source is not None and select.source.state_dict() is not None
@@ -48,7 +64,7 @@ def restore(select: Selector, state: Mapping[str, Any]) -> None:
 
 
 def _decides(select: Selector) -> dict[str, Any]:
-    """What the choice follows from, beside the method and the weights."""
+    """What choices depend on, besides the method and the model's weights."""
     source = select.source if select.reads_irreducible else None
     return {
         "keep": select.keep,
@@ -59,7 +75,7 @@ def _decides(select: Selector) -> dict[str, Any]:
 
 
 def _check_same(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise unless a saved state has everything in common with the selector that it should have."""
+    """Raise unless the saved state and this selector agree in what they must have in common."""
     for name, value in own.items():
         if saved.get(name) != value:
             raise RholossError(
@@ -69,7 +85,10 @@ def _check_same(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def check_decides(saved: Mapping[str, Any], own: Mapping[str, Any], within: str = "") -> None:
-    """Raise unless what a choice follows from is the same. Older states, and some sources, do not tell it."""
+    """Raise if something that choices depend on has changed since the state was saved.
+
+    None stands for not known: older states do not hold everything, and some sources have no digest.
+    """
     for name, value in own.items():
         if isinstance(value, Mapping):
             check_decides(saved.get(name) or {}, value, f"[{name!r}]")

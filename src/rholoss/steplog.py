@@ -75,9 +75,9 @@ class StepLog:
         self._waiting = []
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged from this step on: a resumed run will do it again.
+        """Remove what was logged from this step on, because a resumed run will log it again.
 
-        A mark made when so many steps were done stays: it was made before this step.
+        A mark with this number of steps stays: it was made before the step.
         """
         self._waiting = []
         if self.path is None or not self.path.exists():
@@ -91,7 +91,7 @@ class StepLog:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and numpy's numbers as JSON has them; what is not finite, which JSON has not, is null."""
+    """Tensors and numpy's numbers as JSON values; a number that is not finite becomes null."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if not isinstance(value, Tensor):
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _append(file: io.FileIO, content: bytes) -> None:
-    """Add whole lines behind whole lines: all of them or, if the disk is full, none."""
+    """Append lines: all of them or, if the disk is full, none. A last line that was cut off is removed."""
     end = file.seek(0, os.SEEK_END)
     if end:
         file.seek(end - 1)

@@ -29,8 +29,8 @@ class Stream(IterableDataset[Any]):
         for batch in DataLoader(stream, batch_size=320): ...
 
     `(x, y)` becomes `(key, x, y)`, a dict gets "index" in place of its key. Each rank and each worker
-    of a loader reads shards of its own. Keys and their order within a shard have to be the same in
-    every run: by them irreducible losses are found again, and a run that stopped goes on.
+    of a loader reads shards of its own. Keys and their order within a shard must be the same in every run:
+    irreducible losses are looked up by key, and a resumed run skips the rows that it has had.
 
     Args:
         shards: names of the shards: paths, URLs, numbers. At least one for each rank.
@@ -65,8 +65,8 @@ class Stream(IterableDataset[Any]):
         self.shuffle, self.seed = shuffle, seed
         self.repeat = repeat
         self.rank, self.ranks = place()
-        # The present epoch; the batches that are done, their size, and the epoch that they belong to.
-        # Shared, so that workers of a loader that outlive an epoch know what was set since they began.
+        # The present epoch; the batches that are done, their size, and the epoch that they belong to. In
+        # shared memory, because persistent workers of a loader must see what is set after they started.
         self._place = torch.tensor([0, 0, 1, 0], device="cpu").share_memory_()
         if len(self.shards) < self.ranks:
             raise RholossError(
@@ -88,10 +88,10 @@ class Stream(IterableDataset[Any]):
         self.epoch = epoch
 
     def resume(self, batches: int, batch_size: int) -> None:
-        """Go on behind so many batches of this rank, which is `select.step` if each was selected from.
+        """Continue after so many batches of this rank: `select.step`, if every batch was selected from.
 
-        What was read before is read again, but nothing is yielded of it. Without `repeat`, these are
-        the batches of the present `epoch`, which is set before; later ones begin at their beginning.
+        The rows of those batches are read again, but not yielded. Without `repeat` the batches are counted
+        within the present `epoch`, which must be set first; later epochs start at their beginning.
         """
         self._place[1:] = torch.tensor([batches, batch_size, self.epoch], device="cpu")
 
@@ -99,7 +99,9 @@ class Stream(IterableDataset[Any]):
         """The key and the item of each row of a shard; an entry that is the key is taken out of it."""
         for item in _dealt_already(self.read, shard):
             key = self._key_of(item, shard)
-            if not callable(self.key):  # a model would be given it, and it comes back as "index"
+            if not callable(
+                self.key
+            ):  # it comes back as "index", and would be passed to the model here
                 item = {name: value for name, value in item.items() if name != self.key}
             yield key, item
 
@@ -136,7 +138,7 @@ class Stream(IterableDataset[Any]):
                 yield data.attach(item, data.Keyed(key, loss))
 
     def _behind(self, keyed: Iterator[Any], rows: int) -> Iterator[Any]:
-        """Without the first rows, which were in batches that are done; the last may have fewer."""
+        """Skip the first rows, which were in batches that are done; the last of these may have been short."""
         _, done, batch_size, _ = self._place.tolist()
         found = sum(1 for _ in itertools.islice(keyed, rows))
         if found <= rows - batch_size:
@@ -167,10 +169,10 @@ class Stream(IterableDataset[Any]):
         return self.rank * turns + turn, self.ranks * turns
 
     def _turn(self) -> tuple[int, int]:
-        """A loader takes a batch of each worker in turn: whose turn this process has, and how many.
+        """The turn of this process among the workers of a loader, and how many there are.
 
-        A loader that goes on begins with its first worker again, which therefore has to be the one
-        whose turn it is.
+        A loader takes one batch of each worker in turn. A resumed loader starts with its first worker
+        again, which must then have the turn at which the run stopped.
         """
         worker = get_worker_info()
         if worker is None:
@@ -196,8 +198,11 @@ class Stream(IterableDataset[Any]):
 
 
 def _dealt_already(read: Callable[[Any], Iterable[Any]], shard: Any) -> Iterator[Any]:
-    """The items of a shard, all of them: streams of Hugging Face, for one, look for workers of a loader to
-    deal rows to, and leave out what is not theirs."""
+    """All items of a shard.
+
+    Streams of Hugging Face look for workers of a loader, to share rows out among them. Shards have been
+    shared out already, so here they must find none.
+    """
     with _no_workers():
         items = iter(read(shard))
     while True:
@@ -211,7 +216,7 @@ def _dealt_already(read: Callable[[Any], Iterable[Any]], shard: Any) -> Iterator
 
 @contextlib.contextmanager
 def _no_workers() -> Iterator[None]:
-    """What runs here takes itself for the only reader."""
+    """Code in this block sees no workers of a loader, as if it were the only reader."""
     before, loader_worker._worker_info = loader_worker._worker_info, None
     try:
         yield

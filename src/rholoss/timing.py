@@ -17,10 +17,10 @@ from torch.utils.data import default_collate
 
 from rholoss import core, data, losses
 from rholoss.core import Stats
-from rholoss.data import without_ids
 from rholoss.errors import RholossError
-from rholoss.il.points import Rows, points_of, positive
+from rholoss.il.points import points_of, positive
 from rholoss.il.views import own_randomness
+from rholoss.indexed import fetch, without_ids
 from rholoss.methods import METHODS
 from rholoss.modes import PRECISIONS
 from rholoss.progress import Bar
@@ -29,7 +29,7 @@ from rholoss.scoring import Scorer
 KS = (2, 3, 4, 5, 10)
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 TRAINING = "training"
-BAR_SHARE = 50  # of 100: there are two sets of timings
+BAR_SHARE = 50  # of the bar's 100: there are two sets of timings
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def measure(
                 f"{where} ran out of memory with `batch`={batch} and {max(ks) * batch} candidates; pass "
                 "`chunk` (--chunk) to score fewer at a time, or a smaller `batch` (--batch)."
             ) from None
-        fetch = {str(k): functools.partial(load, k) for k in (1, max(ks))}
-        loaded, _ = _medians(fetch, torch.device("cpu"), 0.3 * seconds, bar, warm_up=0)
+        by_k = {str(k): functools.partial(load, k) for k in (1, max(ks))}
+        loaded, _ = _medians(by_k, torch.device("cpu"), 0.3 * seconds, bar, warm_up=0)
     slope = (loaded[str(max(ks))] - loaded["1"]) / (max(ks) - 1)
     return Timings(
         batch=batch,
@@ -154,8 +154,7 @@ def _loader(
 
     def load(k: int) -> Any:
         positions = torch.randint(len(view), (k * batch,), generator=generator, device="cpu")
-        rows = Rows(view, positions.numpy())  # fetched at once where a loader would do so
-        loaded = collate(rows.__getitems__(list(range(len(rows)))))
+        loaded = collate(fetch(view, positions.tolist()))
         return data.without_index(loaded) if isinstance(loaded, Mapping) else loaded
 
     return load

@@ -104,7 +104,7 @@ def advise(
             "takes, to spread that over."
         )
     target, train = objects.model(model, "--model"), objects.dataset(data, "--data")
-    collate_fn = None if collate is None else objects.function(collate, "--collate")
+    collate_fn = objects.collate(collate)
     with when_stopped(
         "Nothing was written. Run the command again to measure; --seconds makes it short."
     ):

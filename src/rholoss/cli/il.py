@@ -18,8 +18,9 @@ from rholoss.cli.weights import load_weights
 from rholoss.distributed import is_running
 from rholoss.errors import RholossError
 from rholoss.il import files
-from rholoss.il.fit import fit_irreducible, score_irreducible
+from rholoss.il.fit import fit_irreducible
 from rholoss.il.guessing import beside, mean_and_guess
+from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
 
@@ -136,8 +137,8 @@ def fit(
             device=objects.device(device),
             seed=seed,
             num_workers=workers,
-            collate_fn=None if collate is None else objects.function(collate, "--collate"),
-            labels=None if labels is None else objects.labels(labels, "--labels"),
+            collate_fn=objects.collate(collate),
+            labels=objects.labels(labels),
             out=out,
             progress=not quiet,
             ranks=is_running(),
@@ -199,11 +200,11 @@ def score(
             made,
             points,
             loss=objects.loss(loss),
-            labels=None if labels is None else objects.labels(labels, "--labels"),
+            labels=objects.labels(labels),
             batch_size=batch_size,
             device=where,
             num_workers=workers,
-            collate_fn=None if collate is None else objects.function(collate, "--collate"),
+            collate_fn=objects.collate(collate),
             out=out,
             seconds=seconds,
             progress=not quiet,
@@ -234,8 +235,7 @@ def check(
     if how not in ("full", "size"):
         raise RholossError(f"--check is {how!r}; choose full or size.")
     points = objects.dataset(data, "--data")
-    given = None if labels is None else objects.labels(labels, "--labels")
-    found = Irreducible.load(store)
+    given, found = objects.labels(labels), Irreducible.load(store)
     compared = found.compare(points, given, how)
     if compared is None:
         way_out = " Or leave out --check size." if how == "size" else ""

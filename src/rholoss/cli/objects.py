@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.ids import Ids, as_ids
+from rholoss.indexed import ids_of_rows
 from rholoss.streams import Stream
 
 SEE_WHERE = "Add --traceback to see where."
@@ -175,12 +175,22 @@ def function(path: str, option: str) -> Callable[..., Any]:
     """A function, as it is."""
     found = load(path, option)
     if not callable(found):
-        raise RholossError(f"{option} {path} is a {type(found).__name__}, not a function.")
+        raise RholossError(
+            f"{option} {path} is a {type(found).__name__}, not a function; name a function."
+        )
     return found
 
 
-def labels(path: str, option: str) -> Any:
-    """A list, array or tensor of labels, or a function that returns it."""
+def collate(path: str | None) -> Callable[..., Any] | None:
+    """The collate function of a loader, if one is named."""
+    return None if path is None else function(path, "--collate")
+
+
+def labels(path: str | None) -> Any:
+    """A list, array or tensor of labels, or what a function returns; None if none are named."""
+    if path is None:
+        return None
+    option = "--labels"
     found = load(path, option)
     if not hasattr(found, "__len__") and callable(found):
         found = call(found, path, option)

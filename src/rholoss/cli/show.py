@@ -14,7 +14,7 @@ import typer
 from rholoss.cli import objects, options
 from rholoss.errors import RholossError
 from rholoss.il.guessing import SAMPLED, mean_and_guess, strided, told
-from rholoss.il.ids import Ids
+from rholoss.il.ids import Ids, plain_id
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
 
@@ -61,17 +61,11 @@ def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[
         )
     values = (il.values if ids is None else il.lookup(ids)).numpy()
     best = np.empty(0, np.int64)
-    for start in range(
-        0, len(values), SAMPLED
-    ):  # a part at a time: the values may be a mapped file
+    for start in range(0, len(values), SAMPLED):  # in parts: the values may be a mapped file
         part = values[start : start + SAMPLED]
         best = np.concatenate([best, start + np.flatnonzero(np.isfinite(part))])
         best = best[np.argsort(-values[best], kind="stable")][:number]
-    return [(int(i) if ids is None else _plain(ids[i]), float(values[i])) for i in best]
-
-
-def _plain(id_: Any) -> Any:
-    return id_ if isinstance(id_, str) else int(id_)
+    return [(int(i) if ids is None else plain_id(ids[i]), float(values[i])) for i in best]
 
 
 def describe(il: Irreducible) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def read_weights(file: Path) -> dict[str, Any]:
     if file.is_dir():
         return _of_store(file)
     if not file.is_file():
-        raise RholossError(f"--weights is {file}, but there is no such file.")
+        raise RholossError(
+            f"--weights is {file}, but there is no such file; give the path of the model's weights."
+        )
     if file.suffix == ".safetensors":
         return _read_safetensors(file)
     try:

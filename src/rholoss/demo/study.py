@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 import rholoss
-from rholoss.data import WithIndex
 from rholoss.demo import summary
 from rholoss.demo.data import NOISE, Digits, Split, load
 from rholoss.demo.train import (
@@ -36,6 +35,7 @@ from rholoss.il.build import library_version
 from rholoss.il.files import replacing
 from rholoss.il.fit import fit_irreducible
 from rholoss.il.store import Irreducible
+from rholoss.indexed import WithIndex
 from rholoss.progress import Bar
 
 IL_EPOCHS, IL_BATCH, IL_PATIENCE = 20, 64, 3

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.fingerprint import Identity, identify
 from rholoss.il.hashing import ABSENT, numpy_of
 from rholoss.il.ids import Ids, as_ids, check_distinct, check_not_negative, hash_keys
 from rholoss.il.store import Irreducible
+from rholoss.indexed import ids_of_rows
 
-# Names that `table_of` and the files of a store give.
+# Entries of meta.json that the library writes itself.
 OWN = ("format", "version", "rows", "measured", "identity", "files", "created", "rholoss", "torch")
 LARGE_TABLE = 2**28  # rows, 1 GiB; a larger table has to be filled to 1 % at least
 
@@ -51,7 +51,7 @@ def from_losses(
 
 
 def check_meta(meta: Mapping[str, Any]) -> None:
-    """Raise where meta.json cannot say this of a table."""
+    """Raise if meta.json cannot hold these entries: names of its own, or values of the wrong kind."""
     own = [name for name in OWN if name in meta]
     if own:
         raise RholossError(
@@ -108,9 +108,7 @@ def table_of(
         "identity": None if identity is None else identity.as_meta(),
         **{"loss": "given", "model": None, "split": None, "transform": None, "seconds": 0.0},
         **meta,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rholoss": library_version(),
-        "torch": torch.__version__,
+        **made_now(),
     }
     il = Irreducible(torch.from_numpy(table), keys=keys, meta=about, weights=weights)
     table[il.rows_of(ids)[0]] = value_n
@@ -123,7 +121,7 @@ def table_of(
 
 
 def rows_for(ids: Ids, identity: Identity | None) -> int:
-    """Rows of the table of these ids, or an error if there cannot be one: better before the work."""
+    """How many rows the table of these ids has. Raises if it would be far too large, before any work."""
     if isinstance(ids, list):
         return len(ids)
     check_not_negative(ids)
@@ -131,7 +129,7 @@ def rows_for(ids: Ids, identity: Identity | None) -> int:
 
 
 def num_rows(highest: int, count: int, inside: int | None) -> int:
-    """Rows of the table for integer ids: all rows of the data set inside, if that is known."""
+    """How many rows the table for integer ids has: at least as many as the data set inside, if known."""
     rows = highest + 1
     if rows > LARGE_TABLE and rows > 100 * count:
         raise RholossError(
@@ -139,6 +137,15 @@ def num_rows(highest: int, count: int, inside: int | None) -> int:
             "be nearly empty. Give them as strings: `[str(i) for i in ids]`."
         )
     return rows if inside is None else max(rows, inside)
+
+
+def made_now() -> dict[str, str]:
+    """When and by which versions a table was made, for its meta.json."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rholoss": library_version(),
+        "torch": torch.__version__,
+    }
 
 
 def library_version() -> str:

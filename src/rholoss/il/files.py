@@ -1,8 +1,8 @@
 """The directory of a store: `meta.json` and the files that it names.
 
-Data files have names that are used once. They are written and flushed first; then `meta.json` is
-replaced in one step. A write that is cut off at any moment therefore leaves the old store whole. What it
-left behind is removed by a later write, a day on: before that it may be another process's, at work.
+Each data file gets a new name. They are written and flushed first; then `meta.json` is replaced in one
+step. So a write that is cut off at any moment leaves the old store intact. Files that it left behind are
+removed by a later write once they are a day old: younger ones may belong to a process that is still writing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Writer = Callable[[BinaryIO], Any]
 
 
 def measured_rows(meta: Mapping[str, Any]) -> str:
-    """How many losses there are: the table of a part of a data set has rows that are none."""
+    """How many losses a store has, in words; the table of a part of a data set has empty rows."""
     rows = meta["rows"]
     measured = meta.get("measured", rows)
     return f"{rows:,} rows" if measured == rows else f"{measured:,} of {rows:,} rows"
@@ -93,7 +93,7 @@ def _not_there(path: Path) -> str:
 
 
 def data_file(path: Path, meta: Mapping[str, Any], kind: str) -> Path:
-    """The path of a data file, after a look at its size (and not at what is in it)."""
+    """The path of a data file, whose size (but not content) has been checked."""
     name = path / meta["files"][kind]
     wanted = meta["rows"] * np.dtype(DTYPE[kind]).itemsize if kind in DTYPE else None
     try:
@@ -200,7 +200,7 @@ def array_writer(values: np.ndarray, kind: str) -> Writer:
 
 def weights_writer(weights: Any) -> Writer:
     """Writes tensors and numbers for `torch.load(weights_only=True)`."""
-    buffer = io.BytesIO()  # torch itself would not say that a disk is full
+    buffer = io.BytesIO()  # writing directly, torch would not report a full disk as such
     torch.save(weights, buffer)
     return lambda file: file.write(buffer.getbuffer())
 
@@ -209,7 +209,7 @@ def read_weights(path: Path) -> Any:
     """What `weights_writer` wrote; no code in it is run."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of bytes that are none of torch's anything may come
+    except Exception as error:  # damaged bytes may raise anything
         raise StoreError(
             f"{path} cannot be read as weights ({type(error).__name__}): it was truncated or replaced. Copy "
             "the store again as a whole, or fit the model again with `rholoss il fit`."
@@ -217,7 +217,7 @@ def read_weights(path: Path) -> Any:
 
 
 def flush_directory(path: Path) -> None:
-    """Make the renames in a directory last through a power cut, where the system can do that."""
+    """Make renames in a directory survive a power cut, where the system can do that."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -225,6 +225,18 @@ def flush_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def keeping_work(folder: Path) -> Iterator[None]:
+    """Say what to do where unfinished work cannot be written to the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"Unfinished work could not be kept in {folder}: {error.strerror or error}. Free some space and "
+            "run the same command again: it goes on where it stopped."
+        ) from error
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """The identity of a data set: are these still the points whose irreducible losses were measured?
 
 Ids are rows of the data set inside all views (`WithIndex`, `Subset`), so a view may have fewer rows or
-another order than the one that was scored. What has to hold is that the data set inside has as many
-rows as then, and that each id of the view has the label under which it was measured. Labels come from
-`targets` or `labels` of the data set, or from the caller as `labels=`: these may be anything that tells
-rows apart (file names, say). Where there are none, the content of up to 256 rows is compared instead.
+another order than the one that was scored. Required is that the data set inside still has the same number
+of rows, and that each id of the view has the label under which it was measured. Labels come from
+`targets` or `labels` of the data set, or from the caller as `labels=`: anything that tells rows apart, file
+names for instance. Without labels, the content of up to 256 rows is compared instead.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from rholoss.data import ids_of_rows, without_ids
 from rholoss.errors import IdentityMismatchError, RholossError
 from rholoss.il.hashing import ABSENT, content_hash, feed, label_codes
 from rholoss.il.ids import Ids, as_ids, shown
-from rholoss.il.views import labels_of, own_randomness, rows_inside
+from rholoss.il.views import evenly, labels_of, own_randomness, rows_inside
+from rholoss.indexed import ids_of_rows, without_ids
 
 SAMPLED = 256  # rows whose content is kept where there are no labels
 AGAIN = (
@@ -91,7 +91,7 @@ def check_labels(labels: Any, rows: int) -> None:
 
 
 def identity_of_rows(ids: Ids, labels: Any) -> Identity:
-    """The identity of rows of which ids and labels are all that is kept, as those on a device."""
+    """The identity of rows of which only ids and labels are kept, such as rows on a device."""
     codes, integers = label_codes(labels)
     numbered = isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
     return Identity(ids, len(ids) if numbered else None, codes, integers)
@@ -100,9 +100,7 @@ def identity_of_rows(ids: Ids, labels: Any) -> Identity:
 def strided(ids: Ids) -> list[Any]:
     """Up to 256 of the ids, evenly spaced in sorted order."""
     ordered = np.unique(np.asarray(ids))
-    return ordered[
-        np.linspace(0, len(ordered) - 1, min(len(ordered), SAMPLED)).astype(int)
-    ].tolist()
+    return ordered[evenly(len(ordered), SAMPLED)].tolist()
 
 
 def content_of(dataset: Any, ids: Ids, wanted: list[Any]) -> dict[Any, str]:
@@ -181,10 +179,10 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
 
 
 def tell_other_labels(then: np.ndarray, now: np.ndarray, ids: Ids) -> str | None:
-    """What to say of points that had other labels (whole numbers) when their losses were measured.
+    """A warning about points whose labels (whole numbers) have changed since they were measured.
 
-    None if they had not, or where each label stands for one of the others: classes were renamed or put
-    together, as a `target_transform` does, and no row was moved.
+    None if no label has changed, or if classes were merely renamed or merged, as a `target_transform`
+    does: then each old label always becomes the same new one, and no row was moved.
     """
     differ = np.flatnonzero((then != now) & (then != ABSENT))
     pairs = np.stack([then, now])[:, then != ABSENT]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial as partial_
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il import files, split
 from rholoss.il.build import library_version, rows_for
@@ -32,7 +31,6 @@ from rholoss.il.points import (
     positive,
 )
 from rholoss.il.score import finish, score_points
-from rholoss.il.score import score_irreducible as score_irreducible
 from rholoss.il.store import Irreducible
 from rholoss.il.train import (
     Factory,
@@ -44,6 +42,7 @@ from rholoss.il.train import (
     trained_parameters,
 )
 from rholoss.il.views import own_randomness
+from rholoss.indexed import without_ids
 from rholoss.naming import code_hash, named
 from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.progress import Bar, say
@@ -149,9 +148,9 @@ def fit_irreducible(
             from rholoss.il import ranks as over_ranks
 
             job["work"] = "fit over ranks"
-            fitted = over_ranks.Fit(data, points, members, settings, factory, labels, keep_weights)
-            told = partial_(_about_fits, members, folds, seed)
-            return over_ranks.fit(fitted, job, about, told, out, progress)
+            work = over_ranks.Fit(data, points, members, settings, factory, labels, keep_weights)
+            about_fits = functools.partial(_about_fits, members, folds, seed)
+            return over_ranks.fit(work, job, about, about_fits, out, progress)
         partial = Partial(out, job, scoring.batch_size)
         say(partial.said)
         value_n, fits = np.full(len(points.ids), np.nan, np.float32), []

@@ -1,4 +1,4 @@
-"""How good irreducible losses must be to say anything: better than a guess."""
+"""Irreducible losses must be better than those of guessing, or they say nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rholoss.il.hashing import ABSENT
 if TYPE_CHECKING:
     from rholoss.il.store import Irreducible
 
-HARDLY = 0.95  # of the loss of a guess: a model that is no better has learnt next to nothing
+HARDLY = 0.95  # times the loss of guessing; a model above that has learnt next to nothing
 REMEDY = "fit a larger model, or longer"
-SAMPLED = 10_000_000  # rows that figures are taken of; a store may have a billion
+SAMPLED = 10_000_000  # rows from which figures are computed; a store may have a billion
 
 
 def guessing_loss(labels: np.ndarray | None, loss: Any) -> float | None:
-    """The mean loss of whoever knows the classes' shares alone: the entropy of the labels, in nats.
+    """The mean loss of predicting each class by its share: the entropy of the labels, in nats.
 
-    None if there are no labels (codes, some of them absent), each has one of its own, or the loss is not
-    that of classification.
+    None if there are no labels, if every point has a different one, or if the loss is not
+    'classification'. `labels` are codes, `ABSENT` where a point has none.
     """
     if labels is None or loss != "classification":
         return None
@@ -48,7 +48,7 @@ def mean_and_guess(il: Irreducible, most: int = SAMPLED) -> tuple[float, float |
 
 
 def hardly_better(mean: float, guess: float | None) -> bool:
-    """Whether a model of that mean loss has learnt next to nothing; a mean that is not known has not."""
+    """Whether a model with this mean loss has learnt next to nothing (NaN counts as that)."""
     return guess is not None and not mean <= HARDLY * guess
 
 

@@ -25,9 +25,9 @@ def content_hash(item: Any) -> str:
 
 
 def feed(hasher: Any, item: Any, inside: tuple[int, ...] = ()) -> None:
-    """Add an item to the hash. Of an object of unknown make its type and its attributes count."""
+    """Add an item to the hash. An object of unknown kind counts by its type and its attributes."""
     if isinstance(item, PurePath):
-        item = item.name  # on another machine the data lies elsewhere
+        item = item.name  # on another machine the folder is a different one
     if isinstance(item, np.generic):
         item = item.item()
     if isinstance(item, Mapping):
@@ -47,12 +47,12 @@ def feed(hasher: Any, item: Any, inside: tuple[int, ...] = ()) -> None:
         _feed_array(hasher, numpy_of(item))  # a PIL image has the array interface
     else:
         hasher.update(type(item).__qualname__.encode())
-        if id(item) not in inside:  # else it holds itself
+        if id(item) not in inside:  # an object may contain itself
             feed(hasher, _attributes(item), (*inside, id(item)))
 
 
 def _attributes(item: Any) -> dict[str, Any] | None:
-    """Those of an object; None where there are none, or where it is no record: a class, a function."""
+    """The attributes of an object; None if it has none, or if it is a class or a function."""
     if isinstance(item, type) or callable(item):
         return None
     slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
@@ -71,7 +71,7 @@ def _feed_array(hasher: Any, array: np.ndarray) -> None:
 def numpy_of(values: Any) -> np.ndarray:
     """A tensor (of any device and float type), array or list as an array."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu().to_dense()  # which leaves alone what is no sparse tensor
+        values = values.detach().cpu().to_dense()  # no change unless it is sparse
         narrow = values.is_floating_point() and values.element_size() < 4
         values = (values.float() if narrow else values).numpy()
     return np.asarray(values)

@@ -45,9 +45,14 @@ def _start(ids: Any) -> str:
         return repr(ids)
 
 
+def plain_id(id_: Any) -> str | int:
+    """An id as JSON has it."""
+    return id_ if isinstance(id_, str) else int(id_)
+
+
 def shown(ids: Any, limit: int = 5) -> str:
     """Some of the ids, for a message: `3, 17, 40, ...`."""
-    some = [repr(i) if isinstance(i, str) else str(int(i)) for i in ids[:limit]]
+    some = [repr(plain_id(id_)) for id_ in ids[:limit]]
     return ", ".join(some) + (", ..." if len(ids) > limit else "")
 
 

@@ -23,9 +23,9 @@ class LiveIrreducible(Source):
         optimizer: an optimizer over its parameters, or a function from parameters to one. By default
             AdamW at `lr`; usual is 0.01 x the target's learning rate.
         loss: as for the selector.
-        batch_norm: 'eval': its BatchNorm layers keep their running statistics, and its buffers never
-            change. As the weights move on, these fit them less and less; watch its accuracy. 'train':
-            statistics of the batch, running ones move along. One process alone: each would have its own.
+        batch_norm: 'eval': BatchNorm uses its running statistics, which never change. They fit the weights
+            less and less as these are trained; watch the model's accuracy. 'train': statistics of the
+            batch, and the running ones are updated; for one process only, as each would have its own.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Work on a store that is not complete yet: a run that was cut off goes on where it stopped.
+"""Unfinished work on a store, so that a run that was cut off continues where it stopped.
 
-It is kept in `partial/` inside the directory of the store: `job.json` says what the work is, and for
-each model there is a file of fitted weights and a file of records, one for each scored batch. A record
-has a checksum, so that one that was cut off, or never reached the disk, is measured again; and it says which
-rows it is of, so that nothing is mixed up if the same work is done by two processes at once.
+It is kept in `partial/` inside the directory of the store: `job.json` describes the work, and for each model
+there is a file of fitted weights and a file of records, one for each scored batch. A record has a checksum:
+one that was cut off, or never reached the disk, is measured again. It also has its first row, so nothing is
+mixed up if two processes do the same work at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ WORK = (FITTED, ".scored", ".part")
 
 
 class Partial:
-    """The unfinished work in a directory, or no such thing if `out` is None.
+    """The unfinished work in a directory; keeps nothing if `out` is None.
 
-    Work of another kind (`job` differs: other data, arguments, model, code) is thrown away. `said` tells
-    which of the two it was, if there was work. Who `joins` work that another process began throws nothing
-    away: on a file system that is shared it may not see all of it yet.
+    Work of another `job` (other data, arguments, model or code) is thrown away. `said` is a sentence about
+    what was found, if anything. With `joins`, for a process that joins the work of another one, nothing is
+    thrown away: on a shared file system it may not see all of it yet.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Partial:
                 f"Starting over: the unfinished work in {self.path} was of another job and is thrown away "
                 f"(not the same: {', '.join(other)})."
             )
-        with self._told():
+        with files.keeping_work(self.path):
             self.clear()
             self.path.mkdir(parents=True)
             text = json.dumps(job, indent=1).encode()
@@ -83,16 +82,6 @@ class Partial:
             "to start over."
         )
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(
-                f"Unfinished work could not be kept in {self.path}: {error.strerror or error}. Free "
-                "some space and run the same command again: it goes on where it stopped."
-            ) from error
-
     def records(self, name: str) -> np.ndarray:
         """The batches that a model has scored so far, in their order: fields `loss` and `seconds`."""
         if self.path is None or not (self.path / f"{name}.scored").exists():
@@ -100,7 +89,7 @@ class Partial:
         found = np.fromfile(self.path / f"{name}.scored", self.record)
         whole = [_checksum(row) == row["sum"] for row in found]
         kept = len(whole) if all(whole) else whole.index(False)
-        with self._told():
+        with files.keeping_work(self.path):
             os.truncate(self.path / f"{name}.scored", kept * self.record.itemsize)
         size = self.record["loss"].shape[0]
         batches: dict[int, Any] = {}
@@ -118,22 +107,25 @@ class Partial:
         row["loss"][: len(loss)] = loss
         row["first"], row["seconds"] = first, seconds
         row["sum"] = _checksum(row)
-        with self._told(), open(self.path / f"{name}.scored", "ab") as file:
+        with files.keeping_work(self.path), open(self.path / f"{name}.scored", "ab") as file:
             file.write(row.tobytes())
 
     def fitted(self, name: str) -> dict[str, Any] | None:
         """What `keep_fitted` kept of a model."""
-        if self.path is None or not (self.path / f"{name}.pt").exists():
+        if self.path is None or not (self.path / f"{name}{FITTED}").exists():
             return None
         try:
-            return files.read_weights(self.path / f"{name}.pt")
+            return files.read_weights(self.path / f"{name}{FITTED}")
         except StoreError:
             return None  # it is fitted again
 
     def keep_fitted(self, name: str, fitted: dict[str, Any]) -> None:
         """Keep the weights of a fitted model and what is known about it."""
         if self.path is not None:
-            with self._told(), files.replacing(self.path / f"{name}.pt") as temporary:
+            with (
+                files.keeping_work(self.path),
+                files.replacing(self.path / f"{name}{FITTED}") as temporary,
+            ):
                 files.write_file(temporary, files.weights_writer(fitted))
 
     def clear(self) -> None:

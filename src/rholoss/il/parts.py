@@ -1,9 +1,9 @@
-"""Parts: what several processes measured, each piece of work in a file of its own, and their merger.
+"""Parts: what several processes measure, each piece in a file of its own, and how they are merged.
 
-A unit of work (a block of rows, a shard of a stream) is claimed by creating a file that nobody else can
-create, so no clock and no server is needed. Claims hold for one start of the run: after a restart what
-is on the disk decides, and a unit that is not complete is claimed again. A part is written under a
-temporary name and has a checksum; one that was cut off is measured again.
+A process claims a unit of work (a block of rows, a shard of a stream) by creating a file, which only one
+can; this needs no clock and no server. Claims hold for one start of the run. After a restart the files on
+disk decide: a unit that is not complete can be claimed again. A part is written under a temporary name and
+has a checksum; one that was cut off is measured again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rholoss.errors import RholossError, StoreError
+from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.hashing import ABSENT
 from rholoss.il.ids import Ids, check_bits, check_not_negative, hash_keys
@@ -33,8 +33,8 @@ HEADER = np.dtype(
         ("seconds", "<f8"),
     ]
 )
-# An id or the hash of a string key; further bits of that hash; the loss; the code of the label. On the
-# disk column by column, so that a key is found without reading the rest.
+# An id or the hash of a string key; further bits of that hash; the loss; the code of the label. Stored
+# column by column, so that keys can be searched without reading the rest.
 ENTRY = np.dtype([("key", "<u8"), ("check", "<u4"), ("loss", "<f4"), ("label", "<i4")])
 MAGIC = b"rhopart1"
 RANGE = 2**22  # rows of the store that are in memory at a time while parts are merged
@@ -89,15 +89,9 @@ class Parts:
         header["magic"], header["sum"], header["last"] = MAGIC, zlib.crc32(content), last
         header["rows"], header["seconds"], header["keyed"] = len(entries), seconds, keyed
         path = self.folder / f"{unit}.{number:06}.part"
-        try:
-            with files.replacing(path) as temporary:
-                # Not flushed: what a power cut takes away, the checksum tells.
-                temporary.write_bytes(header.tobytes() + content)
-        except OSError as error:
-            raise StoreError(
-                f"Unfinished work could not be kept in {self.folder}: {error.strerror or error}. Free "
-                "some space and run the same command again: it goes on where it stopped."
-            ) from error
+        with files.keeping_work(self.folder), files.replacing(path) as temporary:
+            # Not flushed to the disk: if a power cut takes it away, the checksum tells.
+            temporary.write_bytes(header.tobytes() + content)
 
     def of(self, unit: str) -> tuple[list[Path], int, bool]:
         """The whole parts of a unit up to the first that is not, their rows, and whether it is complete.

@@ -12,11 +12,11 @@ from torch import Generator, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rholoss import data as batch_data
-from rholoss.data import without_ids
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash, numpy_of
 from rholoss.il.ids import Ids, as_ids, shown
-from rholoss.il.views import rows_inside, seed_all
+from rholoss.il.views import evenly, rows_inside, seed_all
+from rholoss.indexed import fetch, ids_of_rows, without_ids
 from rholoss.naming import code_hash, named, without_addresses
 
 FETCHED_TWICE = 8
@@ -65,10 +65,7 @@ class Rows(Dataset[Any]):
         return self.view[int(self.position[place])]
 
     def __getitems__(self, places: list[int]) -> list[Any]:
-        # Some data sets (Hugging Face) fetch many rows at once much faster.
-        rows = [int(row) for row in self.position[places]]
-        fetch = getattr(self.view, "__getitems__", None)
-        return fetch(rows) if callable(fetch) else [self.view[row] for row in rows]
+        return fetch(self.view, self.position[places].tolist())
 
 
 def points_of(dataset: Any, argument: str) -> Points:
@@ -86,7 +83,7 @@ def points_of(dataset: Any, argument: str) -> Points:
         )
     if not len(dataset):
         raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
-    ids = as_ids(batch_data.ids_of_rows(dataset), argument)
+    ids = as_ids(ids_of_rows(dataset), argument)
     distinct, position, which = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
     if len(distinct) < len(ids):
         row = rows_inside(dataset)[1]  # one that a view holds twice is one point
@@ -101,10 +98,9 @@ def points_of(dataset: Any, argument: str) -> Points:
 
 
 def check_items(points: Points, argument: str) -> str:
-    """Fetch some items twice: what changes from one time to the next is augmented. Returns their hash."""
+    """Fetch some items twice, and raise if they differ: then they are augmented. Returns their hash."""
     view, found = points.view, []
-    places = np.linspace(0, len(points.ids) - 1, min(len(points.ids), FETCHED_TWICE)).astype(int)
-    for place in places:
+    for place in evenly(len(points.ids), FETCHED_TWICE):
         id_, position = points.ids[place], int(points.position[place])
         item = view[position]
         found.append(content_hash(item))
@@ -124,13 +120,12 @@ def check_items(points: Points, argument: str) -> str:
 
 
 def content_of_some(dataset: Any) -> str | None:
-    """Hash of some items as they come under a fixed seed; inside `own_randomness`.
+    """Hash of some items as they come under a fixed seed; call it inside `own_randomness`.
 
-    None if they differ all the same: whoever draws from a generator of their own could not be told
-    from data that was changed.
+    None if they differ even so: augmentation with a generator of its own looks like changed data.
     """
     view = without_ids(dataset)
-    rows = np.linspace(0, len(view) - 1, min(len(view), FETCHED_TWICE)).astype(int).tolist()
+    rows = evenly(len(view), FETCHED_TWICE).tolist()
 
     def fetched() -> str:
         seed_all(0)
@@ -143,8 +138,11 @@ def content_of_some(dataset: Any) -> str | None:
 def loader_of(
     view: Any, position: np.ndarray, loading: Loading, shuffle: Generator | None = None
 ) -> DataLoader[Any]:
-    """A loader of these rows, in order or shuffled; a last batch of one row is not trained on."""
-    # BatchNorm cannot train on one row; shuffling leaves out another one each time.
+    """A loader of these rows, in order or shuffled.
+
+    When shuffled, a last batch of one row is dropped: BatchNorm cannot train on it. Each time that is
+    another row.
+    """
     alone = len(position) % loading.batch_size == 1 and len(position) > loading.batch_size
     rows = Rows(view, position)
     return DataLoader(
@@ -171,7 +169,7 @@ def batches(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[int
 
 
 def loaded(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches that are made on the host, where a loader draws, also if torch's default device is another."""
+    """The batches of a loader, made with the CPU as default device: a loader's own tensors must be there."""
     # Not `torch.get_default_device`, which in torch 2.6 fails once the default was set back to None.
     if torch.empty(0).device.type == "cpu":
         yield from loader
@@ -195,7 +193,7 @@ def about_model(model: nn.Module) -> dict[str, Any]:
 
 
 def code_of(model: nn.Module, *functions: Any) -> list[Any]:
-    """Hashes of what functions do, and a model besides its weights: structure and methods."""
+    """Hashes of the code of functions, and of a model apart from its weights: its structure and methods."""
     kinds = {type(module) for module in model.modules()}
     methods = {code_hash(method) for kind in kinds for method in _methods(kind)}
     structure = content_hash([without_addresses(model), sorted(map(str, methods))])
@@ -203,7 +201,7 @@ def code_of(model: nn.Module, *functions: Any) -> list[Any]:
 
 
 def _code(thing: Any) -> str | None:
-    """What a function does. Of an object whose `repr` does not tell what it holds, that counts as well."""
+    """A hash of a function's code; of an object also what it holds, if its `repr` does not show that."""
     told = type(thing).__repr__ not in (object.__repr__, nn.Module.__repr__)
     if told or not hasattr(thing, "__dict__"):
         return thing if isinstance(thing, str) else code_hash(thing)

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from rholoss import losses
-from rholoss.data import INDEX, WithIndex, ids_of_rows, without_ids
+from rholoss.data import INDEX
 from rholoss.distributed import PATIENCE, Ranks
 from rholoss.il import spread
-from rholoss.il.build import library_version, rows_for
+from rholoss.il.build import rows_for
 from rholoss.il.guessing import tell_useless
-from rholoss.il.hashing import content_hash
 from rholoss.il.ids import as_ids
-from rholoss.il.points import Loading, Points, about_model, code_of, content_of_some, points_of
+from rholoss.il.points import Loading, Points, content_of_some, points_of
+from rholoss.il.score import job_of_scoring, meta_of_scoring
 from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
 from rholoss.il.train import Factory, Settings, fit_member, rows_to_visit
 from rholoss.il.views import own_randomness, root_of
-from rholoss.naming import code_hash, named
+from rholoss.indexed import WithIndex, ids_of_rows, without_ids
+from rholoss.naming import named
 from rholoss.progress import Bar
 from rholoss.streams import Stream
 
@@ -55,29 +55,15 @@ def score(
             found = getattr(root_of(dataset), "transform", None)
             transform = None if found is None else named(found)
             content = content_of_some(dataset)
-    job = {
-        "work": "score over ranks",
-        "data": data.meta["digest"],
-        "loss": named(loss),
-        "model": content_hash(dict(model.state_dict())),
-        "code": code_of(model, loss, loading.collate_fn, *reading),
-        "content": content,
-        "batch_size": loading.batch_size,
-        "versions": [library_version(), torch.__version__],
-    }
+    job = {"work": "score over ranks", "data": data.meta["digest"], "content": content}
+    job |= job_of_scoring(model, loss, loading, *reading)
     partial, parts = spread.begin(out, job, loading.batch_size, ranks)
     per_example = losses.by_name(loss)
     spread.measure_together(model, units, parts, per_example, loading, ranks, "scoring", progress)
 
     def meta(took: float) -> dict[str, Any]:
-        return {
-            "loss": named(loss),
-            "loss_code": code_hash(loss),
-            "model": about_model(model),
-            "split": {"kind": "given model", **(about["split"] or {})},
-            "transform": transform,
-            "seconds": about["seconds"] + took,
-        }
+        seconds = about["seconds"] + took
+        return meta_of_scoring(model, loss, about["split"], transform, seconds)
 
     return spread.merge(parts, [units], data, meta, out, partial, ranks)
 
@@ -89,7 +75,7 @@ def _indexed(dataset: Any) -> Any:
 
 
 def _check_rows(dataset: Any) -> None:
-    """Raise if there are no rows, or if two of them have one id; the numbers of rows are not looked at."""
+    """Raise if there are no rows, or if two of them have the same id (plain row numbers never have)."""
     sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ids = ids_of_rows(dataset) if sized and without_ids(dataset) is not dataset else None
     ascending = isinstance(ids, np.ndarray) and bool((ids[1:] > ids[:-1]).all())

@@ -96,7 +96,7 @@ def score_points(
 
 
 def tell_unusable(bad: int, total: int, which: str) -> None:
-    """Say that points have no finite loss, or raise if none has one."""
+    """Warn that some points have no finite loss, or raise if none has one."""
     if bad == total:
         raise RholossError(
             "No point has a finite loss under the model. Check the model's weights and the data: a loss "
@@ -120,7 +120,7 @@ def finish(
     partial: Partial,
     weights: list[dict[str, Any]] | None = None,
 ) -> Irreducible:
-    """The table of all losses; saved, and mapped from there, if there is a place for it."""
+    """The table of all losses. With `out` it is saved, and loaded from there as a memory map."""
     bad = np.flatnonzero(~np.isfinite(value_n))
     tell_unusable(len(bad), len(value_n), f" (ids {shown([points.ids[i] for i in bad[:6]])})")
     il = table_of(value_n, points.ids, identity, meta, weights)
@@ -129,6 +129,37 @@ def finish(
     il.save(out)
     partial.clear()
     return Irreducible.load(out)
+
+
+def job_of_scoring(
+    model: nn.Module, loss: str | losses.LossFunction, loading: Loading, *functions: Any
+) -> dict[str, Any]:
+    """What must not have changed for unfinished scoring to go on, besides the data."""
+    return {
+        "loss": named(loss),
+        "model": content_hash(dict(model.state_dict())),
+        "code": code_of(model, loss, loading.collate_fn, *functions),
+        "batch_size": loading.batch_size,
+        "versions": [library_version(), torch.__version__],
+    }
+
+
+def meta_of_scoring(
+    model: nn.Module,
+    loss: str | losses.LossFunction,
+    split: Mapping[str, Any] | None,
+    transform: str | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """What meta.json says of losses under a model that was given."""
+    return {
+        "loss": named(loss),
+        "loss_code": code_hash(loss),
+        "model": about_model(model),
+        "split": {"kind": "given model", **(split or {})},
+        "transform": transform,
+        "seconds": seconds,
+    }
 
 
 def score_irreducible(
@@ -188,29 +219,15 @@ def score_irreducible(
         content = check_items(points, "dataset")
         identity = identify(dataset, labels)
         rows_for(points.ids, identity)
-        job = {
-            "work": "score",
-            "data": [identity.digest, content],
-            "loss": named(loss),
-            "model": content_hash(dict(model.state_dict())),
-            "code": code_of(model, loss, collate_fn),
-            "batch_size": batch_size,
-            "versions": [library_version(), torch.__version__],
-        }
+        job = {"work": "score", "data": [identity.digest, content]}
+        job |= job_of_scoring(model, loss, loading)
         partial, everything = Partial(out, job, batch_size), np.arange(len(points.ids))
         say(partial.said)
         with Bar(len(everything), "scoring", progress) as bar:
             value_n, took = score_points(
                 model, points, everything, losses.by_name(loss), loading, partial, "model", bar
             )
-    meta = {
-        "loss": named(loss),
-        "loss_code": code_hash(loss),
-        "model": about_model(model),
-        "split": {"kind": "given model", **(split or {})},
-        "transform": points.transform,
-        "seconds": seconds + took,
-    }
+    meta = meta_of_scoring(model, loss, split, points.transform, seconds + took)
     il = finish(value_n, points, identity, meta, out=out, partial=partial)
     tell_useless(il, "check the model's weights, fit a larger model, or longer")
     return il

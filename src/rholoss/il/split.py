@@ -1,4 +1,4 @@
-"""Who is trained on what and scores whom: a holdout set, or folds of the training set itself."""
+"""Which model is trained on which rows and scores which: with a holdout set, or with folds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rholoss.data import ids_of_rows
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash
 from rholoss.il.ids import as_ids, shown
 from rholoss.il.points import Points
-from rholoss.il.views import rows_inside
+from rholoss.il.views import evenly, rows_inside
+from rholoss.indexed import ids_of_rows
 
 COMPARED = 8  # rows, to tell whether a data set was made twice
 
@@ -99,17 +99,17 @@ def holdout(data: Any, points: Points, seed: int) -> list[Member]:
 
 
 def _look_the_same(one: Any, other: Any) -> bool:
-    """Whether two data sets are one that was made twice: of the same files, or of the same items.
+    """Whether two data set objects have the same content: the same files, or the same items.
 
-    Labels would not do: sets of files that are sorted by class have the same ones if they are as large.
+    Labels are not enough: two data sets of one size that are sorted by class may have the same ones.
     """
     if type(one) is not type(other) or len(one) != len(other):
         return False
     files = [getattr(each, "samples", None) for each in (one, other)]
-    if all(
-        isinstance(each, list) for each in files
-    ):  # an `ImageFolder`: its views may be augmented
+    if all(isinstance(each, list) for each in files):  # `ImageFolder`s, which may be augmented
         return files[0] == files[1]
-    rows = np.linspace(0, len(one) - 1, min(len(one), COMPARED)).astype(int).tolist()
+    rows = evenly(len(one), COMPARED).tolist()
     first, second = ([content_hash(each[row]) for row in rows] for each in (one, other))
-    return first == second and len(set(first)) == len(first)  # which all could be alike
+    return first == second and len(set(first)) == len(
+        first
+    )  # items that are all alike prove nothing

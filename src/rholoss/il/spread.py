@@ -1,6 +1,6 @@
-"""Irreducible losses measured by many ranks, and of streams: work that is claimed, parts, one store.
+"""Irreducible losses of streams, or measured by many ranks, which claim work and write parts of one store.
 
-Memory does not grow with the number of rows (labels that the data set itself keeps in memory apart).
+Memory does not grow with the number of rows, apart from labels that the data set itself keeps in memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,28 +20,28 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from rholoss import data as batch_data
 from rholoss import losses
-from rholoss.data import without_ids
 from rholoss.distributed import Ranks
 from rholoss.errors import RholossError
 from rholoss.il import files
-from rholoss.il.build import library_version, num_rows
+from rholoss.il.build import made_now, num_rows
 from rholoss.il.fingerprint import SAMPLED, check_labels
 from rholoss.il.hashing import content_hash, label_codes
-from rholoss.il.ids import as_ids
+from rholoss.il.ids import as_ids, plain_id
 from rholoss.il.partial import Partial
 from rholoss.il.parts import Merged, Parts, entries_of, new_start
-from rholoss.il.points import Loading, Points, Rows, check_items, loaded
+from rholoss.il.points import Loading, Points, check_items, loaded
 from rholoss.il.score import evaluating, tell_unusable
 from rholoss.il.store import Irreducible
-from rholoss.il.views import ids_at, labels_of, own_randomness, root_of
+from rholoss.il.views import evenly, ids_at, labels_of, own_randomness, root_of
+from rholoss.indexed import fetch, without_ids
 from rholoss.progress import Bar, say
 from rholoss.streams import Stream
 
 PART_ROWS = 2**18  # at most; what is lost if a rank is killed
-UNITS = 64  # at least, if there are as many batches, so that no rank is left waiting for long
+UNITS = 64  # at least, if there are as many batches, so that ranks finish at about the same time
 
-# Parts of a job that may differ among ranks (a loss that knows its rank, augmented data): those of the first
-# one count.
+# Entries of a job that may differ among ranks (a loss that knows its rank, augmented data). Those of rank 0
+# are used.
 FIRST_RANKS = ("code", "content")
 
 Chunk = tuple[Any, np.ndarray | None, list[Any]]  # ids, codes of labels, items
@@ -84,7 +83,7 @@ class Blocks:
         stop, view = min(start + self.block, self.rows), without_ids(self.dataset)
         for low in range(start + skip, stop, self.batch_size):
             rows = np.asarray(self.position[low : min(low + self.batch_size, stop)], np.int64)
-            items = Rows(view, rows).__getitems__(list(range(len(rows))))
+            items = fetch(view, rows.tolist())
             codes = None if self.codes is None else self.codes[rows]
             yield as_ids(ids_at(self.dataset, rows), "dataset"), codes, items
 
@@ -140,9 +139,14 @@ class _Open:
     def rows(self) -> int:
         return sum(map(len, self.ids))
 
+    @property
+    def keyed(self) -> bool:
+        """Whether its ids are string keys."""
+        return any(isinstance(ids, list) for ids in self.ids)
+
     def entries(self) -> np.ndarray:
         loss_n = torch.cat(self.losses).cpu().numpy() if self.losses else np.empty(0, np.float32)
-        if any(isinstance(ids, list) for ids in self.ids):
+        if self.keyed:
             listed = [key for ids in self.ids for key in ids]
             found = entries_of(listed, loss_n)
         else:
@@ -181,20 +185,18 @@ def measure(
                 open_.codes += [] if codes is None else [codes]
                 bar.advance(len(ids))
             if batch is None or open_.rows >= PART_ROWS:
-                keyed = any(isinstance(ids, list) for ids in open_.ids)
+                keyed, last = open_.keyed, batch is None
                 entries = open_.entries()  # waits for the device
                 took, started = time.perf_counter() - started, time.perf_counter()
-                parts.write(
-                    unit, open_.number, entries, keyed=keyed, last=batch is None, seconds=took
-                )
-                waiting[unit] = _Open(open_.number + 1)
-                if batch is None:
-                    del waiting[unit]
+                parts.write(unit, open_.number, entries, keyed=keyed, last=last, seconds=took)
+                del waiting[unit]
+                if not last:
+                    waiting[unit] = _Open(open_.number + 1)
 
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a data set without making anything as long as it is."""
+    """What is known of a data set, without anything in memory that has its length."""
 
     rows: int | None  # of the data set inside, if the ids are its rows
     codes: np.ndarray | None
@@ -206,7 +208,7 @@ def about_rows(dataset: Any, labels: Any) -> About:
     if not len(dataset):
         raise RholossError("`dataset` is empty; pass a data set with at least one row.")
     check_labels(labels, len(dataset))
-    some = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), SAMPLED)).astype(np.int64))
+    some = evenly(len(dataset), SAMPLED)
     ids = as_ids(ids_at(dataset, some), "dataset")
     check_items(Points(dataset, ids, some), "dataset")
     labels = labels_of(dataset) if labels is None else labels
@@ -215,7 +217,8 @@ def about_rows(dataset: Any, labels: Any) -> About:
     if codes is None:
         view = without_ids(dataset)
         content = [
-            [_plain(i), content_hash(view[int(row)])] for i, row in zip(ids, some, strict=True)
+            [plain_id(id_), content_hash(view[int(row)])]
+            for id_, row in zip(ids, some, strict=True)
         ]
     plain = isinstance(ids, np.ndarray) and np.array_equal(ids, _rows_inside(dataset, some))
     rows = len(root_of(dataset)) if plain else None
@@ -227,10 +230,6 @@ def about_rows(dataset: Any, labels: Any) -> About:
         "content": content,
     }
     return About(rows, codes, meta)
-
-
-def _plain(id_: Any) -> Any:
-    return id_ if isinstance(id_, str) else int(id_)
 
 
 def _rows_inside(dataset: Any, rows: np.ndarray) -> np.ndarray:
@@ -314,9 +313,7 @@ def merge(
                 "measured": measured,
                 "identity": {**about.meta, "points": about.meta["points"] or ids},
                 **meta(merged.seconds / ranks.size),
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "rholoss": library_version(),
-                "torch": torch.__version__,
+                **made_now(),
             }
             writers = merged.writers(rows, labels=about.codes is not None)
             if weights:
@@ -346,7 +343,7 @@ def measure_together(
     title: str,
     progress: bool,
 ) -> None:
-    """`measure` on every rank; a failure of one is told by all, when the others have done the rest."""
+    """`measure` on every rank. If one fails, the others do the rest, and then all raise its error."""
     mine = -(-units.rows // ranks.size)
     with (
         ranks.together(),

@@ -55,9 +55,9 @@ class Irreducible:
         self.values, self.keys, self.labels = values, keys, labels
         self.meta = {"rows": len(values), **(meta or {})}
         self.path = path
-        self.trusted = False  # the caller said that each loss belongs to its id
+        self.trusted = False  # whether the caller said that each loss belongs to its id
         self._weights = weights
-        self._stored = (values, values._version)  # as they are in the files, if there are some
+        self._stored = (values, values._version)  # to see whether the values differ from the files
 
     @property
     def dense(self) -> Tensor | None:
@@ -96,7 +96,7 @@ class Irreducible:
         row, known = self.rows_of(as_ids(ids))
         row = np.require(
             row, requirements=["C", "W"]
-        )  # as torch wants them: no views, not read-only
+        )  # torch takes no views, and nothing read-only
         found = self.values.index_select(0, torch.from_numpy(row))
         return found if known is None else found.masked_fill_(torch.from_numpy(~known), torch.nan)
 
@@ -234,18 +234,12 @@ class Irreducible:
         Only classes are compared: soft labels, tokens and names are not.
         """
         classes = (self.meta.get("identity") or {}).get("labels") == "integers"
-        if (
-            self.trusted
-            or not classes
-            or getattr(labels, "ndim", 1) != 1
-            or len(labels) != len(ids)
-        ):
+        one_each = getattr(labels, "ndim", 1) == 1 and len(labels) == len(ids)
+        if self.trusted or not classes or not one_each:
             return None
-        codes, integers = label_codes(labels)
-        then = self._label_codes(as_ids(ids))
-        return (
-            tell_other_labels(then, codes, as_ids(ids)) if integers and then is not None else None
-        )
+        ids = as_ids(ids)
+        then, (codes, integers) = self._label_codes(ids), label_codes(labels)
+        return None if then is None or not integers else tell_other_labels(then, codes, ids)
 
     def _label_codes(self, ids: Ids) -> np.ndarray | None:
         if self.labels is None:

@@ -20,13 +20,13 @@ from rholoss.errors import RholossError
 from rholoss.il.points import Loading, Points, about_model, batches, loader_of
 from rholoss.il.score import evaluating, losses_of
 from rholoss.il.split import Member
-from rholoss.il.views import seed_all
+from rholoss.il.views import evenly, seed_all
 from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.progress import Bar
 
 MakeModel = Callable[[], nn.Module]
-NOTHING = (math.inf, math.inf)  # what `mean_loss` says where no loss is finite
-LOOK_EVERY = 50  # steps between looks at the training loss, which wait for the device
+NOTHING = (math.inf, math.inf)  # what `mean_loss` returns if no loss is finite
+LOOK_EVERY = 50  # steps between two checks of the training loss, which wait for the device
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class Factory:
-    """Makes the models, each with the member's seed, and sees to it that they share no weights."""
+    """Makes the models, each with its member's seed, and checks that they share no weights."""
 
     def __init__(self, make_model: MakeModel, device: torch.device) -> None:
         if isinstance(make_model, nn.Module):
@@ -57,7 +57,7 @@ class Factory:
                 "model at each call, as in `lambda: SmallModel()`."
             )
         self.make_model, self.device = make_model, device
-        # Modules and not parameters, which cannot be swapped (as a move may do) while they are watched.
+        # Of modules, because weak references to parameters would keep torch from swapping their tensors.
         self.made: list[weakref.ref[nn.Module]] = []
 
     def __call__(self, member: Member) -> nn.Module:
@@ -142,7 +142,7 @@ def checked_points(places: np.ndarray, check_rows: int | None) -> np.ndarray:
     """All places, or so many of them, evenly spaced."""
     if check_rows is None or check_rows >= len(places):
         return places
-    return places[np.linspace(0, len(places) - 1, check_rows).astype(np.int64)]
+    return places[evenly(len(places), check_rows)]
 
 
 def train_epoch(
@@ -183,10 +183,10 @@ def mean_loss(
     device: torch.device,
     bar: Bar,
 ) -> tuple[float, float]:
-    """How many losses are not finite, and the mean of the others, in eval mode; `NOTHING` if there are none.
+    """How many losses are not finite, and the mean of the others, in eval mode; `NOTHING` if none is finite.
 
-    The lower pair is the better one: a model that is infinitely sure of what is wrong is no better for
-    the points that are left.
+    Of two such pairs the lower one is better: a model with infinite losses must not win by a lower mean
+    of the other points.
     """
     total, finite, rows = 0.0, 0, 0
     with evaluating(model):

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from rholoss.data import WithIndex, WithIrreducible
+from rholoss.indexed import Indexed
 from rholoss.losses import TARGET_KEYS
 
 
 def rows_inside(dataset: Any) -> tuple[Any, np.ndarray]:
     """The data set inside all views, and which of its rows each row is."""
-    if isinstance(dataset, (WithIndex, WithIrreducible)):
+    if isinstance(dataset, Indexed):
         return rows_inside(dataset.dataset)
     if isinstance(dataset, Subset):
         root, rows = rows_inside(dataset.dataset)
@@ -28,14 +28,14 @@ def rows_inside(dataset: Any) -> tuple[Any, np.ndarray]:
 
 def root_of(dataset: Any) -> Any:
     """The data set inside all views."""
-    while isinstance(dataset, (WithIndex, WithIrreducible, Subset)):
+    while isinstance(dataset, (Indexed, Subset)):
         dataset = dataset.dataset
     return dataset
 
 
 def ids_at(dataset: Any, rows: np.ndarray) -> Any:
-    """The ids of some rows; unlike `ids_of_rows` it makes nothing that is as long as the data set."""
-    if isinstance(dataset, (WithIndex, WithIrreducible)):
+    """The ids of some rows, without anything in memory that is as long as the data set (`ids_of_rows` is)."""
+    if isinstance(dataset, Indexed):
         ids = dataset.ids
         return ids[rows] if isinstance(ids, np.ndarray) else [ids[row] for row in rows]
     if isinstance(dataset, Subset):
@@ -48,7 +48,7 @@ def labels_of(dataset: Any) -> Any:
     """One label for each row, from the outermost view that has some; None if none has."""
     rows: np.ndarray | None = None  # all of them
     while True:
-        wrapped = isinstance(dataset, (WithIndex, WithIrreducible))
+        wrapped = isinstance(dataset, Indexed)
         found = None if wrapped else _own_labels(dataset)
         if found is not None:
             return found if rows is None else _at(found, rows)
@@ -79,9 +79,14 @@ def _at(labels: Any, rows: np.ndarray) -> Any:
     return labels[rows] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
 
 
+def evenly(length: int, most: int) -> np.ndarray:
+    """At most so many of the places 0 ... length - 1, evenly spaced, the first and the last among them."""
+    return np.linspace(0, length - 1, min(length, most)).astype(np.int64)
+
+
 @contextmanager
 def own_randomness(device: torch.device | None = None) -> Iterator[None]:
-    """Random state (torch, numpy, Python) is afterwards as it was before."""
+    """Restore the random state (torch, numpy, Python) afterwards."""
     python, legacy_numpy = random.getstate(), np.random.get_state()
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices):

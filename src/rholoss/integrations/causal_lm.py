@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rholoss import data
 from rholoss.errors import RholossError
-from rholoss.losses import IGNORED, TASKS, split_batch
+from rholoss.losses import IGNORED, TASKS, mean_over_tokens, next_tokens, split_batch
 from rholoss.modes import unwrapped
 
 
@@ -55,14 +55,13 @@ class CausalLMLoss:
                 f"{type(whole).__name__} does not name; use loss='causal_lm', with `chunk` to save memory."
             )
         hidden_BLD = backbone(*positional, **keywords)[0]
-        target_BL = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        target_BL = next_tokens(labels)
         hidden_ND, target_N = hidden_BLD.flatten(0, 1), target_BL.flatten()
         parts = [
             F.cross_entropy(head(h).float(), t, reduction="none", ignore_index=IGNORED)
             for h, t in zip(hidden_ND.split(self.tokens), target_N.split(self.tokens), strict=True)
         ]
-        loss_BL = torch.cat(parts).view(target_BL.shape)
-        return loss_BL.sum(1) / (target_BL != IGNORED).sum(1).clamp(min=1)
+        return mean_over_tokens(torch.cat(parts).view(target_BL.shape), target_BL)
 
     def _compare(self, model: nn.Module, batch: Any, loss_B: Tensor) -> None:
         rows = len(loss_B)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from torch.utils.data import IterableDataset
 
 from rholoss import data
 from rholoss.errors import RholossError
+from rholoss.il.files import replacing
+from rholoss.indexed import Indexed, WithIndex
 from rholoss.integrations.padding import trimmed
 from rholoss.selector import Selector
 from rholoss.streams import Stream
@@ -67,7 +68,7 @@ class RhoMixin:
         super().__init__(*args, **kwargs)
         self.selector = selector
         self._trim = trim and not getattr(self.args, "torch_compile", False)
-        # Where it stood when it was given; a live model in it is large, so only where it is asked for.
+        # The selector's state as given; only if needed, as it is large with a live irreducible-loss model.
         self._made: dict[str, Any] | None = None
         if getattr(self, "model_init", None):
             self._made = copy.deepcopy(selector.state_dict())
@@ -103,7 +104,7 @@ class RhoMixin:
 
     @contextlib.contextmanager
     def _candidates(self) -> Iterator[None]:
-        """What the Trainer builds its loader from, exchanged until it is built."""
+        """Exchange what the Trainer builds its loader from, until the loader is built."""
         trained, keep = self._train_batch_size, self.selector.keep
         collator, dataset = self.data_collator, self.train_dataset
         indexed = with_ids(dataset)
@@ -135,8 +136,8 @@ class RhoMixin:
     def _select(self, candidates: Any) -> Any:
         if not (isinstance(candidates, Mapping) and data.INDEX in candidates):
             raise RholossError(_NO_IDS)
-        # As the Trainer is about to do, which an evaluation has undone. A model whose `train` keeps layers
-        # frozen has to be asked itself: to the scorer they would be some that are in eval mode for now.
+        # An evaluation leaves eval mode, and the Trainer goes back only after this. `train` of the model
+        # itself, since a model may keep some layers frozen in it, which the scorer must see.
         self.model.train()
         # The backbone of a language model is called by itself, outside the Trainer's own autocast.
         with self.accelerator.autocast():
@@ -200,9 +201,8 @@ class RhoMixin:
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             path = Path(output_dir, STATE_NAME)
-            fresh = path.with_suffix(".tmp")
-            torch.save(self.selector.state_dict(), fresh)
-            os.replace(fresh, path)
+            with replacing(path) as temporary:
+                torch.save(self.selector.state_dict(), temporary)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
@@ -297,14 +297,14 @@ def _dealt_once(accelerator: Any, dataset: Any) -> Iterator[None]:
 
 
 def _is_sent(accelerator: Any, dataset: Any) -> bool:
-    """Whether one process reads for all and sends the others their parts, as accelerate does with streams."""
+    """Whether accelerate lets one process read for all and send the others their parts, as for streams."""
     streamed = isinstance(dataset, IterableDataset) and not isinstance(dataset, Stream)
     return accelerator.num_processes > 1 and streamed and accelerator.dispatch_batches is not False
 
 
 def with_ids(dataset: Any) -> Any:
     """The data set if its items carry an "index" already, else with row numbers."""
-    if dataset is None or isinstance(dataset, (data.WithIndex, data.WithIrreducible)):
+    if dataset is None or isinstance(dataset, Indexed):
         return dataset
     names = getattr(dataset, "column_names", None)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -318,12 +318,12 @@ def with_ids(dataset: Any) -> Any:
     if names is None and len(dataset):
         first = dataset[0]
         names = list(first) if isinstance(first, Mapping) else []
-    return dataset if data.INDEX in (names or ()) else data.WithIndex(dataset)
+    return dataset if data.INDEX in (names or ()) else WithIndex(dataset)
 
 
 def _ids_in_front(dataset: Any) -> str | None:
-    """Behind the ids of `WithIndex` stands a 'tuple' or another 'item'; None where items are mappings."""
-    if not isinstance(dataset, (data.WithIndex, data.WithIrreducible)) or not len(dataset):
+    """Whether items have their id in front of a 'tuple' or of another 'item'; None if they are mappings."""
+    if not isinstance(dataset, Indexed) or not len(dataset):
         return None
     own = dataset.dataset[0]
     if isinstance(own, Mapping):

@@ -26,9 +26,8 @@ from rholoss.ledger import Watched
 from rholoss.selector import Selector
 from rholoss.steplog import StepLog
 
-HOOK = (
-    "on_after_batch_transfer"  # after the transfer, before the precision block of `training_step`
-)
+# After the transfer to the device, and before the precision block of `training_step`.
+HOOK = "on_after_batch_transfer"
 Hook = Callable[..., Any]
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework under two names
 
@@ -51,7 +50,7 @@ class _Select:
                 'Selector("rho", irreducible=il, keep=0.1).'
             )
         self.selector, self.model = selector, model
-        self._hooks = contextlib.ExitStack()  # takes them away again
+        self._hooks = contextlib.ExitStack()  # closing it removes them
         self._pause = contextlib.ExitStack()
         self._selected = False  # since the last training step
 
@@ -97,8 +96,11 @@ class _Select:
         return self._known(chosen)
 
     def _spread(self, batch: Any) -> Any:
-        """As many rows as a step has, evenly spaced: for the pass in which `StochasticWeightAveraging` has
-        BatchNorm measure the data, which is not what is worth a step."""
+        """As many rows as a step has, evenly spaced and not selected.
+
+        For the pass in which `StochasticWeightAveraging` updates BatchNorm's statistics: these must be
+        those of the data, not of the rows that are worth a step.
+        """
         select = self.selector
         rows = len(select.find_index(batch))
         k = min(rows, round(select.ledger.trained / select.ledger.steps))
@@ -106,7 +108,7 @@ class _Select:
         return self._known(data.take(batch, position, rows, select.shared))
 
     def _known(self, batch: Any) -> Any:
-        """What `training_step` knows: a batch without ids, only smaller."""
+        """The batch as `training_step` expects it: without ids."""
         found = self.selector.find_index is data.find_index
         return data.without_index(batch) if found else batch
 
@@ -207,7 +209,7 @@ def _check_supported(trainer: Any) -> None:
 
 
 def _own_log(selector: Selector, rank: int) -> None:
-    """A log for each rank: a selector made before Lightning started the others did not know its own."""
+    """Give each rank a log of its own: before Lightning starts the others, a selector has no rank yet."""
     path = selector.log.path
     if path is not None and rank and not path.stem.endswith(f".rank{rank}"):
         selector.log = StepLog(selector.ranks.own_path(path))

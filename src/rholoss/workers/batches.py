@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -33,9 +33,9 @@ class ScoringWorkers:
         batches = workers.batches(select, model, loader)     # scoring ranks stay here to the end
         for index, x, y in batches:                          # chosen rows, as `select` gives them
 
-    From the first line on, RANK and WORLD_SIZE are those of the trainers alone, so that
-    `init_process_group`, DDP and samplers need not know of the workers. A scoring rank watches over a
-    child process that runs the script again; torchrun would end the whole run if it died itself.
+    From then on RANK and WORLD_SIZE count the trainers alone, so that `init_process_group`, DDP and samplers
+    need not know of the workers. A scoring rank only watches a child process, which runs the script again:
+    if the rank itself died, torchrun would end the whole run.
 
     Args:
         workers: how many ranks score; as many for each trainer. 0: nothing changes.
@@ -74,8 +74,8 @@ class ScoringWorkers:
             select, model, loader: made in the same way on all ranks. The model comes without
                 DistributedDataParallel, which may be put around it afterwards; the loader has
                 `batch_sampler=select.batch_sampler(...)`, and gives candidate batches.
-            every: optimizer steps between two times that the weights go out (m); the more, the older
-                are choices, and the worse.
+            every: optimizer steps between two transfers of the weights (m); with more, choices are made by
+                older weights, and are worse.
             wait: seconds to wait for a step that a worker has in hand, before scoring it here.
             ahead: steps that each worker has in hand.
             max_stale: most optimizer steps by which the weights of a worker may be behind; if left
@@ -95,18 +95,7 @@ class ScoringWorkers:
         same = serve.same_everywhere(select, model, loader.batch_sampler)
         role = self.role
         if role.number is not None:
-            store = wire.meeting_place()
-            parent = os.getppid()
-            try:
-                connection = wire.find(store, role.trainer, lambda: os.getppid() == parent)
-            except wire.LOST as error:
-                sys.exit(
-                    f"rholoss: scoring worker {role.number} did not reach its trainer "
-                    f"({type(error).__name__}): it is through already, or no connection leads there."
-                )
-            if connection is not None:
-                serve.serve(connection, role.number, select, model, loader, same)
-            sys.exit(0)
+            _score_and_exit(role.trainer, role.number, select, model, loader, same)
         in_hand = ahead * role.workers_each
         limit = 2 * every + in_hand if max_stale is None else max_stale
         crew = Crew(same, ahead=ahead, max_stale=limit, silence=silence)
@@ -138,10 +127,12 @@ class Batches:
         self.every, self.wait, self.workers, self.rescore = every, wait, workers, rescore
         self._scorer = copy.copy(select.scorer)
         if self._scorer.batch_norm == "train":
-            self._scorer.batch_norm = "batch"  # those of all candidates come from the worker
+            self._scorer.batch_norm = "batch"  # running statistics move by what the worker has seen
         self._statistics = weights.CandidateStatistics(model)
-        self._structure: Any = None  # of a training batch; the first one is chosen here
-        self._note: str | None = None
+        self._structure: Any = (
+            None  # an empty training batch, known once the first one was chosen here
+        )
+        self._note: str | None = None  # our line in the ledger's notes
         self._store: Any = None
         self._door: wire.Door | None = None
         if workers:
@@ -172,7 +163,7 @@ class Batches:
             if self._structure is not None and self.crew.alive:
                 yield self._next()
                 continue
-            # Nobody is there (yet, or any more): as without workers, with the loader's own processes.
+            # There are no workers (yet, or any more): go on without, with the loader's own processes.
             for batch in self.loader:
                 yield self._own(batch)
                 if self.crew.alive:
@@ -182,21 +173,21 @@ class Batches:
     def _next(self) -> Any:
         select, step = self.select, self.select.step
         self.crew.send_weights(step, self.every, lambda: weights.pack(self.model, step))
-        if not self._is_scored(step):
+        if not select.phase(step).score:
             self.crew.hand_out(step, self._rows)
-            return self._own(serve.fetch(self.loader, self.loader.batch_sampler.at(step)), False)
+            return self._own(serve.batch_at(self.loader, step), False)
         device = data.device_of(self.model)
         with select.ledger.timed(device):
             self.crew.hand_out(step, self._rows)
             found = self.crew.take(step, self.wait)
         if found is None:
-            batch = serve.fetch(self.loader, self.loader.batch_sampler.at(step))
+            batch = serve.batch_at(self.loader, step)
             return self._own(batch, counted=True)
         content = data.to_device(wire.from_bytes(found[1]), device)
         training = serve.with_leaves(self._structure, content["leaves"])
         stats = Stats(content["index"], content["measured"])
         position, score_B, rows = content["position"], content["score_B"], len(stats.index)
-        if len(position) > self._k(rows):
+        if len(position) > select.num_selected(rows):
             with select.ledger.timed(device):
                 training, position, score_B = self._rescored(stats, training, position, score_B)
         index = data.take(stats.index, position, rows)
@@ -213,30 +204,25 @@ class Batches:
         select, rows = self.select, len(position)
         generator = core.step_generator(select.seed, select.step)
         needs = select.method.needs - {"irreducible_loss"}
-        seed = core.draw_seed(generator) if needs & core.MONTE_CARLO or self._scorer.dropout else 0
+        seed = self._scorer.seed(needs, generator)
         measured = self._scorer.measure(self.model, select.body(training), rows, needs, seed=seed)
         if "irreducible_loss" in stats.measured:
             measured["irreducible_loss"] = stats.irreducible_loss[position]
         newest = Stats(data.take(stats.index, position, len(stats.index)), measured)
-        k = self._k(len(stats.index))
+        k = select.num_selected(len(stats.index))
         again, score = core.choose(select.method, newest, k, generator)
-        select.ledger.forwards += rows * (self._scorer.draws if needs & core.MONTE_CARLO else 1)
+        select.ledger.forwards += rows * self._scorer.passes(needs)
         training = data.take(training, again.position, rows, select.shared)
         return training, position[again.position], score_B.index_copy(0, position, score)
 
-    def _k(self, rows: int) -> int:
-        """How many of so many candidates are trained on."""
-        select = self.select
-        return core.num_selected(rows, select.keep) if select.k is None else min(select.k, rows)
-
     def _rows(self, step: int) -> int:
-        """How many a worker is to choose; none if the step is not scored."""
-        rows = len(self.loader.batch_sampler.at(step)) if self._is_scored(step) else 0
-        return min(rows, self.rescore * self._k(rows)) if rows else 0
+        """How many rows a worker is to choose; 0 if the step is not scored."""
+        rows = len(self.loader.batch_sampler.at(step)) if self.select.phase(step).score else 0
+        return min(rows, self.rescore * self.select.num_selected(rows)) if rows else 0
 
     def _own(self, batch: Any, counted: bool = False) -> Any:
-        """Choose here."""
-        if self.workers and not counted and self._is_scored(self.select.step):
+        """Choose on the trainer; `counted`: the step is in the counts already."""
+        if self.workers and not counted and self.select.phase(self.select.step).score:
             self.counts.steps += 1
             self.counts.alone += 1
         if self._structure is None and self.workers:
@@ -247,12 +233,8 @@ class Batches:
         self._tell()
         return training
 
-    def _is_scored(self, step: int) -> bool:
-        select = self.select
-        return bool(select.method.needs) and not select.off and select.schedule(step).score
-
     def _tell(self) -> None:
-        """Say what happened to workers, and keep the ledger's line up to date."""
+        """Warn of what happened to workers, and keep the ledger's line up to date."""
         while self.crew.news:
             warnings.warn(f"step {self.select.step}: {self.crew.news.pop(0)}", stacklevel=4)
         notes = self.select.ledger.notes
@@ -269,6 +251,24 @@ class Batches:
         self.crew.close()
 
 
+def _score_and_exit(
+    trainer: int, number: int, select: Selector, model: nn.Module, loader: Any, same: dict[str, Any]
+) -> NoReturn:
+    """What a scoring rank does: it serves its trainer until the run is over, and ends the process."""
+    store = wire.meeting_place()
+    parent = os.getppid()
+    try:
+        connection = wire.find(store, trainer, lambda: os.getppid() == parent)
+    except wire.LOST as error:
+        sys.exit(
+            f"rholoss: scoring worker {number} did not reach its trainer ({type(error).__name__}): it is "
+            "through already, or no connection leads there."
+        )
+    if connection is not None:
+        serve.serve(connection, number, select, model, loader, same)
+    sys.exit(0)
+
+
 def _rescore(select: Selector, rescore: int | None) -> int:
     method = select.method
     can = method.pick is picks.top_k and bool(method.needs - {"irreducible_loss"})
@@ -283,7 +283,7 @@ def _rescore(select: Selector, rescore: int | None) -> int:
 
 
 def _kind(path: data.Path, leaf: Any) -> Any:
-    """As little as says what kind of leaf this is."""
+    """An empty leaf of the same kind."""
     return leaf[:0] if getattr(leaf, "ndim", 0) > 0 else leaf
 
 

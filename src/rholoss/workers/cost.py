@@ -1,10 +1,10 @@
 """How long a step takes with scoring workers, from what one process takes and how fast the link is.
 
-Three things go on beside each other, and the slowest sets the pace: the trainer trains; M workers score
-(and load) a step each; and the link brings the chosen rows back. Weights travel meanwhile. Where they
-are long on the way, D seconds for M workers, they do not stop the trainer, but get older than allowed
-(S steps, `max_stale`), and the trainer scores some steps itself. With one snapshot after the other on
-the way, each is D old when it can be used first and 2 D when the next one comes, so that workers do
+Three things happen at the same time, and the slowest sets the pace: the trainer trains, M workers score
+(and load) one step each, and the link brings the chosen rows back. Weights are sent meanwhile. If that takes
+long, D seconds for M workers, it does not stop the trainer; but the weights get older than allowed (S steps,
+`max_stale`), and the trainer scores some steps itself. With one snapshot sent after the other, each is D
+old when it can first be used and 2 D when the next one arrives, so that workers do
 
     all steps                where 2 D <= S x (seconds of a step)
     S x seconds / D - 1      of them beyond that

@@ -18,7 +18,10 @@ from typing import Any
 from rholoss.workers import wire
 from rholoss.workers.weights import Snapshot
 
-OFTEN, OLD = 100, 1.0  # choices before their age is judged, and steps that are too many
+OFTEN, OLD = (
+    100,
+    1.0,
+)  # after so many choices, warn if they are more than so many steps old on average
 _OLD = (
     "workers choose by weights that are {:.1f} steps old on average. To these, what has been corrected since "
     "still looks wrong, and the run may end below a uniform one: compare. Younger weights: a smaller `every` "
@@ -82,10 +85,10 @@ class Link:
     outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     tasks: set[int] = field(default_factory=set)  # given, and not answered yet
     void: list[int] = field(default_factory=list)  # whose answer is not wanted any more
-    weights: int | None = None  # step of the last snapshot that has gone out to it
-    started: int | None = None  # step of the last one that has begun to
-    sending: bool = False  # which is still on the way
-    late: bool = False  # gets nothing new until it answers
+    weights: int | None = None  # step of the last snapshot that was sent completely
+    started: int | None = None  # step of the last snapshot whose transfer has begun
+    sending: bool = False  # whether that transfer is still under way
+    late: bool = False  # whether it is behind; it gets nothing new until it answers
     heard: float = 0.0  # when it last answered, or was given a task while it had none
 
 
@@ -206,7 +209,7 @@ class Crew:
         self._given = {step: other for step, other in self._given.items() if other is not link}
 
     def _go_back(self) -> None:
-        """An earlier state was loaded: weights and choices of later steps are those of another course."""
+        """An earlier state was loaded: weights and choices of later steps do not belong to this run."""
         self._given, self._results, self._failed = {}, {}, set()
         for link in self._links:
             link.void += sorted(link.tasks)
@@ -251,7 +254,7 @@ class Crew:
                     continue
                 link = min(filter(self._room(t), self._links), key=_load, default=None)
                 if link is None:
-                    break  # later steps come later, or another worker would sit on them
+                    break  # a later step must not take a worker's room before an earlier one
                 if not link.tasks:
                     link.heard = now
                 link.tasks.add(t)
@@ -262,7 +265,9 @@ class Crew:
         def has_room(link: Link) -> bool:
             if link.late or link.weights is None or len(link.tasks) >= self.ahead:
                 return False
-            return 0 <= step - link.weights <= self.max_stale  # below 0: of another course
+            return (
+                0 <= step - link.weights <= self.max_stale
+            )  # below 0: from before a state was loaded
 
         return has_room
 
@@ -277,27 +282,15 @@ class Crew:
                     break
                 self._changed.wait(left)
             self.counts.waited += time.monotonic() - start
-            if step in self._results:
-                found = self._results.pop(step)
-                stale = step - found[0]["weights"]
-                if stale <= self.max_stale:
-                    self.counts.by_workers += 1
-                    self.counts.stale_sum += stale
-                    self.counts.stale_max = max(self.counts.stale_max, stale)
-                    if self.counts.by_workers == OFTEN and self.counts.staleness > OLD:
-                        self.news.append(_OLD.format(self.counts.staleness))
-                    return found
+            found = self._results.pop(step, None)
+            stale = 0 if found is None else step - found[0]["weights"]
+            if found is not None and stale <= self.max_stale:
+                self._count_choice(stale)
+                return found
+            if found is not None:
                 self.counts.held += 1
             elif step in self._given:
-                link = self._given[step]
-                link.late = True
-                self._release(link)
-                self.counts.late += 1
-                if self.counts.late == 1:
-                    self.news.append(
-                        f"scoring worker {link.number} did not answer within {wait:g} s; this trainer "
-                        "scores such steps itself, and counts them as late"
-                    )
+                self._give_up(self._given[step], wait)
             elif step in self._failed:
                 self.counts.failed += 1
             elif self._links:
@@ -306,6 +299,26 @@ class Crew:
                 self.counts.alone += 1
             self._failed.discard(step)
             return None
+
+    def _count_choice(self, stale: int) -> None:
+        """Count a step that a worker chose for, by weights that are so many steps old."""
+        counts = self.counts
+        counts.by_workers += 1
+        counts.stale_sum += stale
+        counts.stale_max = max(counts.stale_max, stale)
+        if counts.by_workers == OFTEN and counts.staleness > OLD:
+            self.news.append(_OLD.format(counts.staleness))
+
+    def _give_up(self, link: Link, wait: float) -> None:
+        """Do not wait any longer for what this worker has in hand."""
+        link.late = True
+        self._release(link)
+        self.counts.late += 1
+        if self.counts.late == 1:
+            self.news.append(
+                f"scoring worker {link.number} did not answer within {wait:g} s; this trainer scores such "
+                "steps itself, and counts them as late"
+            )
 
     def close(self) -> None:
         """End all workers."""

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rholoss import data
+from rholoss import data, state
 from rholoss.core import Stats
 from rholoss.errors import RholossError
+from rholoss.indexed import fetch
 from rholoss.selector import Selector
 from rholoss.steplog import Chosen, StepLog
 from rholoss.workers import weights, wire
@@ -29,11 +30,8 @@ from rholoss.workers import weights, wire
 def same_everywhere(select: Selector, model: nn.Module, sampler: Any) -> dict[str, Any]:
     """What a worker and its trainer must have in common, as JSON has it."""
     return {
-        "`method`": select.method.name,
-        "`keep` and `k`": [select.keep, select.k],
-        "`seed`": select.seed,
+        **state.in_common(select),
         "`batch_norm`": select.scorer.batch_norm,
-        "the irreducible losses": None if select.source is None else select.source.digest(),
         "the rows of the data set": len(sampler.ids),
         "`batch_size`": sampler.batch_size,
         "the sampler's `seed`": sampler.seed,
@@ -57,7 +55,7 @@ def leaves_of(batch: Any) -> list[Any]:
 
 
 def check_carried(batch: Any, rows: int, shared: Sequence[str]) -> None:
-    """Raise if a batch holds what is not sent: its leaves must be as many at every step."""
+    """Raise if a batch holds lists by row: these are not sent, as leaves must be as many at every step."""
     by_row = data.lists_by_row(rows, shared)
 
     def look(path: data.Path, items: Any) -> bool:
@@ -82,11 +80,9 @@ def with_leaves(structure: Any, leaves: list[Any]) -> Any:
     return data.tree_map(put, structure)
 
 
-def fetch(loader: Any, rows: list[int]) -> Any:
-    """The batch of these rows, as the loader would make it."""
-    many = getattr(loader.dataset, "__getitems__", None)
-    items = many(rows) if many else [loader.dataset[row] for row in rows]
-    return loader.collate_fn(items)
+def batch_at(loader: Any, step: int) -> Any:
+    """The candidates of a step, as the loader would give them."""
+    return loader.collate_fn(fetch(loader.dataset, loader.batch_sampler.at(step)))
 
 
 def serve(
@@ -99,8 +95,8 @@ def serve(
 ) -> int:
     """Score until the trainer is gone; returns how many steps that were."""
     select.log, select.auto_off = StepLog(None), None
-    # The dry run, which takes its time: nobody has to wait for it. The weights come later.
-    select(model, _load(loader, select.step))
+    # The dry run comes first, because it takes long and nobody waits for this worker yet.
+    select(model, batch_at(loader, select.step))
     try:
         wire.send(connection, {"kind": "hello", "number": number, "same": dict(same)})
         answer, _ = wire.receive(connection)
@@ -128,20 +124,10 @@ def serve(
         select.k = head["rows"]
         try:
             training = select(model, content.result())
-            stats, chosen = seen.pop()
-            body = wire.to_bytes(
-                {
-                    "leaves": leaves_of(training),
-                    "position": chosen.position.cpu(),
-                    "weight": None if chosen.weight is None else chosen.weight.cpu(),
-                    "score_B": None if chosen.score_B is None else chosen.score_B.cpu(),
-                    "index": stats.index.cpu() if isinstance(stats.index, Tensor) else stats.index,
-                    "measured": {name: value.cpu() for name, value in stats.measured.items()},
-                    "statistics": statistics.read() if select.scorer.batch_norm == "train" else [],
-                }
-            )
+            moved = statistics.read() if select.scorer.batch_norm == "train" else []
+            body: bytes | None = _packed(training, *seen.pop(), moved)
             answer = {"kind": "chosen", "step": step, "weights": known}
-        except Exception as error:  # the trainer meets it too, if it lies in the data
+        except Exception as error:  # if the data is the reason, the trainer will meet it too
             body, answer = None, {"kind": "failed", "step": step}
             answer["error"] = f"{type(error).__name__}: {error}"
         try:
@@ -152,6 +138,20 @@ def serve(
     return done
 
 
+def _packed(training: Any, stats: Stats, chosen: Chosen, statistics: list[Tensor]) -> bytes:
+    """All that a trainer needs to know of a choice that was made here."""
+    content = {
+        "leaves": leaves_of(training),
+        "position": chosen.position,
+        "weight": chosen.weight,
+        "score_B": chosen.score_B,
+        "index": stats.index,
+        "measured": dict(stats.measured),
+        "statistics": statistics,
+    }
+    return wire.to_bytes(data.to_device(content, torch.device("cpu")))
+
+
 def _read(connection: Connection, loader: Any, inbox: queue.SimpleQueue[Any]) -> None:
     """Take in what the trainer sends, and load the rows of a step while another is scored."""
     packed = bytearray()
@@ -160,7 +160,7 @@ def _read(connection: Connection, loader: Any, inbox: queue.SimpleQueue[Any]) ->
             while True:
                 head, body = wire.receive(connection)
                 if head["kind"] == "task":
-                    inbox.put((head, pool.submit(_load, loader, head["step"])))
+                    inbox.put((head, pool.submit(batch_at, loader, head["step"])))
                     continue
                 packed += body
                 if head["last"]:
@@ -168,10 +168,6 @@ def _read(connection: Connection, loader: Any, inbox: queue.SimpleQueue[Any]) ->
                     packed = bytearray()
         except wire.LOST:
             inbox.put(None)
-
-
-def _load(loader: Any, step: int) -> Any:
-    return fetch(loader, loader.batch_sampler.at(step))
 
 
 def _next(inbox: queue.SimpleQueue[Any]) -> Callable[[], Any]:

@@ -1,9 +1,9 @@
 """How a trainer and its scoring workers talk: one TCP connection each, and messages of two frames.
 
 Not a process group: a rank that dies inside a group leaves the others waiting or aborts them, and a
-group cannot lose or gain a member. A connection of its own tells at once that its other end is gone,
-and concerns nobody else. Where a trainer listens, and the key that opens the connection, stand in the
-store that torchrun runs anyway. Nothing that is received is unpickled freely.
+group cannot lose or gain members. A separate connection shows at once that its other end is gone, and
+affects nobody else. The address at which a trainer listens, and the key that a worker must know, are in the
+store that torchrun runs anyway. Nothing that is received can run code when it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from rholoss.errors import RholossError
 
 GREETING_SECONDS = 20.0  # for a stranger to prove that it knows the key
-# What a connection that was lost raises, whoever noticed it.
+# What sending and receiving raise when a connection is lost.
 LOST = (EOFError, OSError, ValueError)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import rholoss as rho
-from rholoss import data
+from rholoss import data, indexed
 from rholoss.errors import RholossError, UnmeasuredLossError
 
 ROWS = 24
@@ -78,7 +78,7 @@ def test_nested_subsets_keep_the_ids_of_the_data_inside():
     # A subset of what is wrapped already carries the same ids.
     outside = Subset(rho.WithIndex(Subset(Squares(), torch.tensor([4, 8, 12]))), [2, 0])
     assert [outside[i][0] for i in range(2)] == [12, 4]
-    assert data.ids_of_rows(outside).tolist() == [12, 4]
+    assert indexed.ids_of_rows(outside).tolist() == [12, 4]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
@@ -117,7 +117,7 @@ def test_whole_numbers_of_any_kind_are_ids(ids):
     view = rho.WithIndex(Squares(), ids)
     assert view[2][0] == 102
     assert type(view[2][0]) is int
-    assert data.ids_of_rows(Subset(view, [5, 1])).tolist() == [105, 101]
+    assert indexed.ids_of_rows(Subset(view, [5, 1])).tolist() == [105, 101]
 
 
 @pytest.mark.parametrize("keys", [KEYS, tuple(KEYS), np.array(KEYS), np.array(KEYS, dtype=object)])
@@ -125,7 +125,7 @@ def test_strings_are_ids_too(keys):
     view = rho.WithIndex(Squares(), keys)
     assert view[2][0] == "img-002"
     part = Subset(view, [5, 1])
-    assert data.ids_of_rows(part) == ["img-005", "img-001"]
+    assert indexed.ids_of_rows(part) == ["img-005", "img-001"]
     assert list(data.find_index(next(iter(DataLoader(part, batch_size=2))))) == [
         "img-005",
         "img-001",
@@ -255,8 +255,8 @@ class Table(Dataset):
 
 
 def test_a_column_of_numbers_is_what_rows_are_known_by():
-    assert data.ids_of_rows(Table()).tolist() == [2, 0, 1]
-    assert data.ids_of_rows(Subset(Table(), [1, 2])).tolist() == [0, 1]
+    assert indexed.ids_of_rows(Table()).tolist() == [2, 0, 1]
+    assert indexed.ids_of_rows(Subset(Table(), [1, 2])).tolist() == [0, 1]
 
 
 def test_a_data_set_that_grew_is_told():
@@ -269,4 +269,4 @@ def test_a_data_set_that_grew_is_told():
 
 def test_streams_have_no_rows_to_number():
     with pytest.raises(RholossError, match="`dataset` is a generator, which has no rows"):
-        data.ids_of_rows(iter_ for iter_ in ())
+        indexed.ids_of_rows(iter_ for iter_ in ())
