@@ -35,7 +35,8 @@ from rholoss.errors import RholossError
 
 Lines = Mapping[str, Sequence[Line]]  # by arm
 BEGIN, END = "<!-- claims: made by `python -m experiments report` -->", "<!-- end of claims -->"
-PROTOCOL = f"""An epoch is one pass of the *candidates*: every method trains on n_b of each n_B points.
+EPOCH = "An epoch is one pass of the *candidates*: every method trains on n_b of each n_B points."
+PROTOCOL = f"""{EPOCH}
 AdamW at PyTorch's defaults, learning rate constant, crop and flip (digits: none), test accuracy after every
 epoch or more often; bf16 where the lines say so (the paper: fp32). Final is the mean of the last {LAST}
 evaluations, best the highest. Numbers are means over seeds with the lowest and highest in brackets; NR: not
@@ -168,10 +169,14 @@ def page(study: Study, results: Results, folder: Path) -> str:
     """The page as Markdown; plots are written to `folder`."""
     parts = [
         f"# {study.title}",
-        f"Run by `python -m experiments run --study {study.name}`, page by `python -m experiments report`. "
-        f"{how_many(study, results)} are there. {where(study, results)}".strip(),
-        PROTOCOL,
         *([study.note] if study.note else []),
+        f"{how_many(study, results)} are there. {where(study, results)}".strip(),
+        EPOCH,
+        "<details><summary>How to read the numbers, and how to make them again</summary>",
+        PROTOCOL.removeprefix(EPOCH).strip(),
+        f"`python -m experiments run --study {study.name}` makes the runs that are missing, with `--again "
+        "--out DIR` all of them; `python -m experiments report` makes this page.",
+        "</details>",
     ]
     for group in study.groups:
         parts += [f"## {group.title}", *_group(study, group, results, folder)]
