@@ -51,7 +51,7 @@ if has algorithms; then
         "rho 32 of 320, $following; products, combined, all algorithms" \
         "rho 32 of 320, $ahead; products, combined, all algorithms" "rho 32 of 320, eager float32"
     # Reductions whose parts wait for each other: if they wait for ever, nothing else does.
-    limit=120 step "uniform 32; products, combined, cooperative" \
+    limit=180 step "uniform 32; products, combined, cooperative" \
         "rho 32 of 320; products, combined, sort compiled, cooperative"
 fi
 if has scores; then

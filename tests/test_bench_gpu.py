@@ -78,6 +78,12 @@ def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
         text=True,
     ).stdout
     assert "PYTHONPATH=src there/python -m pytest" in said
+    # and needs nothing that other tests import
+    given = {word for word in said.split() if word.startswith("tests/") and word.endswith(".py")}
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert given == {
+        str(path.relative_to(ROOT)) for path in files if f"mark.{'gpu'}" in path.read_text()
+    }
     assert "PYTHONPATH=src" in (ROOT / "benchmarks" / "gpu.sh").read_text()
 
 
