@@ -1,10 +1,12 @@
 """What is run on a GPU, without one: what `make bench-gpu` asks of the benches, and where lines go."""
 
+import gc
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,29 @@ def test_a_run_that_is_not_captured_is_not_compared(there, tmp_path, monkeypatch
     bench_agreement.main(words)
     told = "uniform failed: RholossError: The step is not captured" in capsys.readouterr().out
     assert (told, out.exists()) == (asks, not asks)
+
+
+@pytest.mark.parametrize("option", ["exact", "overlapped, ahead"])
+def test_a_run_that_was_looked_at_is_gone_at_once(monkeypatch, option):
+    """Its graphs would keep their memory, and go in the middle of another's capture."""
+    data, made, make = Resident(IMAGES, Y, device="cpu"), [], bench_agreement.trainer
+
+    def noted(*given, **options):
+        run = make(*given, **options)
+        made.append(weakref.ref(run))
+        return run
+
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), 4))
+
+    monkeypatch.setattr(bench_agreement, "trainer", noted)
+    setup = Setup("", data, data, IL, model, model, 32, 8, None, False)
+    gc.disable()
+    try:
+        assert len(bench_agreement.compare_scores(setup, option, 20, [10], seed=0)) == 1
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:The step cannot be captured")
