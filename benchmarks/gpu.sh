@@ -34,14 +34,16 @@ if has step; then
     step "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
         "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 85 %, $ahead" \
         "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
-        "rho 128 of 512, $ahead" "rho 128 of 512, shortlist of 85 %, $ahead"
+        "rho 128 of 512, $ahead" "rho 128 of 512, overlapped, ahead" "rho 128 of 512, shortlist of 85 %, $ahead"
 fi
 if has layouts; then
     step "uniform 32; products, combined" "uniform 32; products, combined, sums" \
         "rho 32 of 320; products, combined, sort compiled" \
         "rho 32 of 320; products, combined, sort compiled, sums in scoring" \
         "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32" \
+        "rho 32 of 320, $ahead; products, combined" \
         "rho 32 of 320, shortlist of 85 %, $ahead; products, combined" "uniform 128; products, combined" \
+        "rho 128 of 512, $ahead; products, combined" \
         "rho 128 of 512, shortlist of 85 %, $ahead; products, combined"
 fi
 if has algorithms; then
