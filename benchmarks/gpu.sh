@@ -10,7 +10,11 @@
 set -u
 data=$(realpath "${1:?"give the directory with CIFAR-10"}") results=$(realpath -m "${RESULTS:-$(dirname "$0")/results}")
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python} parts=${PARTS:-step layouts algorithms scores train others larger pages}
+all="step layouts algorithms scores train others larger pages"
+python=${PYTHON:-python} parts=${PARTS:-$all}
+for part in $parts; do
+    [[ " $all " == *" $part "* ]] || { echo "PARTS has $part, but there are $all" >&2; exit 2; }
+done
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$results"
 for name in step.jsonl agreement.jsonl; do

@@ -72,6 +72,12 @@ def test_lines_go_where_they_are_asked_for_beside_those_that_are_committed(tmp_p
         assert list(records.read(results / "step.jsonl"))[-1] == {"row": "new"}  # is kept
 
 
+def test_a_part_that_there_is_not_is_told(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError):
+        asked(tmp_path, "step scoring")
+    assert not (tmp_path / "python.calls").exists()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
     """Its own Python runs what is in the clone."""
