@@ -46,7 +46,9 @@ def test_all_rows_and_options_are_known(tmp_path):
     runs = [bench_agreement.parsed(words[2:]) for words in calls if words[0] == "-m"]
     assert [run.mode for run in runs] == ["scores", "train", "train", "scores", "train"]
     # What is held against exact scoring beside training is timed, too: else it cannot reach a target.
-    options = {(run.k, run.candidates, name) for run in runs for name in run.options if "ahead" in name}
+    options = {
+        (run.k, run.candidates, name) for run in runs for name in run.options if "ahead" in name
+    }
     assert {f"rho {k} of {candidates}, {name}" for k, candidates, name in options} <= {*names}
     assert calls[-1] == ["benchmarks/pages.py"]
     assert len(calls) == len(steps) + len(runs) + 1
