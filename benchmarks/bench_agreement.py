@@ -146,6 +146,10 @@ class Watched:
             self.seen.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
         return selection, score_B, mean
 
+    def leave(self) -> None:
+        """Let go of the run, which would hold itself, and its graphs' memory, until Python looks for such."""
+        del self.body.choose
+
     def look(self) -> tuple[float, float]:
         """Take a step, and compare."""
         if self.run.overlapped is None:  # else it is the next step's choice that is seen
@@ -187,13 +191,16 @@ def compare_scores(
     option, rows = OPTIONS[name], []
     run = trainer(setup, steps, seed, scoring=option.scoring(setup), **option.trainer)
     watched = Watched(run)
-    for moment in moments:
-        run.train(max(0, moment - LOOKS - run.step))
-        pairs = [watched.look() for _ in range(LOOKS)]
-        spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-        figures = {"spearman": round(spearman, 4), "shared": round(shared, 4)}
-        rows.append({"option": name, "moment": moment, **figures})
-    run.flush()
+    try:
+        for moment in moments:
+            run.train(max(0, moment - LOOKS - run.step))
+            pairs = [watched.look() for _ in range(LOOKS)]
+            spearman, shared = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+            figures = {"spearman": round(spearman, 4), "shared": round(shared, 4)}
+            rows.append({"option": name, "moment": moment, **figures})
+        run.flush()
+    finally:
+        watched.leave()
     return rows
 
 

@@ -10,7 +10,11 @@
 set -u
 data=$(realpath "${1:?"give the directory with CIFAR-10"}") results=$(realpath -m "${RESULTS:-$(dirname "$0")/results}")
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python} parts=${PARTS:-step layouts algorithms scores train others larger pages}
+all="step layouts algorithms scores train others larger pages"
+python=${PYTHON:-python} parts=${PARTS:-$all}
+for part in $parts; do
+    [[ " $all " == *" $part "* ]] || { echo "PARTS has $part, but there are $all" >&2; exit 2; }
+done
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$results"
 for name in step.jsonl agreement.jsonl; do
@@ -34,14 +38,16 @@ if has step; then
     step "uniform 32" "rho 32 of 320" "rho 32 of 320, $recent" "rho 32 of 320, $following" \
         "rho 32 of 320, $ahead" "rho 32 of 320, overlapped, ahead" "rho 32 of 320, shortlist of 85 %, $ahead" \
         "uniform 128" "rho 128 of 512" "rho 128 of 512, $recent" "rho 128 of 512, $following" \
-        "rho 128 of 512, $ahead" "rho 128 of 512, shortlist of 85 %, $ahead"
+        "rho 128 of 512, $ahead" "rho 128 of 512, overlapped, ahead" "rho 128 of 512, shortlist of 85 %, $ahead"
 fi
 if has layouts; then
     step "uniform 32; products, combined" "uniform 32; products, combined, sums" \
         "rho 32 of 320; products, combined, sort compiled" \
         "rho 32 of 320; products, combined, sort compiled, sums in scoring" \
         "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32" \
+        "rho 32 of 320, $ahead; products, combined" \
         "rho 32 of 320, shortlist of 85 %, $ahead; products, combined" "uniform 128; products, combined" \
+        "rho 128 of 512, $ahead; products, combined" \
         "rho 128 of 512, shortlist of 85 %, $ahead; products, combined"
 fi
 if has algorithms; then
@@ -51,7 +57,7 @@ if has algorithms; then
         "rho 32 of 320, $following; products, combined, all algorithms" \
         "rho 32 of 320, $ahead; products, combined, all algorithms" "rho 32 of 320, eager float32"
     # Reductions whose parts wait for each other: if they wait for ever, nothing else does.
-    limit=120 step "uniform 32; products, combined, cooperative" \
+    limit=180 step "uniform 32; products, combined, cooperative" \
         "rho 32 of 320; products, combined, sort compiled, cooperative"
 fi
 if has scores; then

@@ -13,7 +13,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import missed, plots
+from benchmarks import missed, options, plots
+from benchmarks.options import agreement_page, where
 
 from experiments import records
 
@@ -27,15 +28,11 @@ def rows(name: str) -> list[dict[str, Any]]:
     return list(records.read(RESULTS / name))
 
 
-def where(row: dict[str, Any]) -> str:
-    return f"`{row['command']}`; {row['device']}, torch {row['torch']}, Python {row['python']}, {row['date']}."
-
-
-def step_page(found: list[dict[str, Any]], agreement: bool) -> list[str]:
-    """One table a run, the last first; `agreement`: whether the options' agreement was measured."""
+def step_page(found: list[dict[str, Any]], agreement: list[dict[str, Any]]) -> list[str]:
+    """One table a run, the last first; `agreement`: the rows that say which options count."""
     also = (
-        "see [agreement.md](agreement.md); *met* below speaks of time alone."
-        if agreement
+        "see [agreement.md](agreement.md); *met* in the tables of runs speaks of time alone."
+        if any(map(options.drawn, agreement))
         else "`bench_agreement.py` measures that, and has not been run on the GPU yet, so *met* below speaks "
         "of time alone."
     )
@@ -45,13 +42,14 @@ def step_page(found: list[dict[str, Any]], agreement: bool) -> list[str]:
         "CIFAR ResNet-18, AdamW, bf16, data resident on the device, the step compiled and captured as one CUDA graph "
         "(`rholoss.engine.Trainer`); medians, evaluation excluded. *Folded*: scored with BatchNorm's running statistics, folded into "
         "the convolutions (`scoring=Folded()`, `batch_norm='eval'`); exact in that mode, not in the default one. *Overlapped*: scored beside "
-        "training, one step stale. Behind a semicolon: the same step laid out in other ways (`Tuning`), against a uniform step that is laid out so, too, "
+        "training, one step stale; *ahead*: by the weights that are expected after that step. *Following means*: `Folded(0.5, means=64)`. "
+        "Behind a semicolon: the same step laid out in other ways (`Tuning`), against a uniform step that is laid out so, too, "
         "where the run has one. An option is also to agree with exact scoring (rank correlation 0.9, 80 % of the choice) and to end within "
         f"0.3 points of it: {also} Rows: [step.jsonl](step.jsonl).",
         "",
         "![milliseconds of each kind of step](step.png)",
         "",
-        *missed.section(found, _against_uniform),
+        *missed.section(found, _against_uniform, options.of_steps(agreement)),
         "## All runs",
     ]
     for started in sorted({row["started"] for row in found}, reverse=True):
@@ -145,103 +143,6 @@ def il_page(found: list[dict[str, Any]]) -> list[str]:
                 f"| {row['fit']} | {row['s']:.2f} | {row['loss']:.3f} | {'met' if met else ''} |"
             )
     return lines
-
-
-EARNED = (
-    "## Which earned their place",
-    "",
-    "Until 2026-11-19 agreement was read off exact runs, whose candidates move the running statistics, too. That flattered what is scored with statistics of BatchNorm from before: folded, with recent "
-    "statistics, had 0.99 and 87 % on the H200. Those rows are gone; on the H200 agreement has not been measured again yet, so that nothing counts there for now.",
-    "",
-    "- **Folded, following means** (`Folded(0.5, means=64)`) shares nine tenths of exact scoring's choice on digits and 85 % on CIFAR-10, and ends level on digits, at 128 of 512, too. On the GPU it was neither timed nor run to the end.",
-    "- **Folded, recent statistics** ends level on the H200. It shares less of the choice.",
-    "- **Overlapped** by the weights before the step ends 1.7 points below exact on CIFAR-10: one step stale is too old. **Ahead**, by the weights that the step is expected to leave, the choice is nearer to exact "
-    "scoring; folded, with following means, it agrees on digits and on CIFAR-10, and ends level on digits. On the GPU it was neither timed nor run to the end.",
-    "- **A gate** never trains on what it drops, so that the losses of these rows stay high, and exact scoring would choose them: it agreed along exact runs alone.",
-    "- **A shortlist** shares the choice, but what is left out ranks last: one of 60 % has too low a rank correlation to count. One of 85 %, folded with following means, overlapped and looking ahead, agrees on digits. There it "
-    "counts at 128 of 512, and not at 32 of 320, by 0.02 points of accuracy. On the GPU shortlists were timed ([step.md](step.md)), beside training not yet, and none was held against exact scoring.",
-    "- **Half resolution, a proxy, reuse of half** choose otherwise than exact scoring does and have **not earned their place here**. They were not timed on the GPU. They stay since each is a few lines, and a proxy or a smaller image may suit a model and images that are larger than these.",
-    "- **Replay** is listed apart: it scores nothing, so that a step does what a uniform one does. Rows are augmented anew, and BatchNorm's running statistics see the chosen rows alone; without either it gives the weights of the run that was recorded, bit for bit (tested on a CPU). Its time on the GPU was not measured.",
-)
-
-
-def agreement_page(found: list[dict[str, Any]]) -> list[str]:
-    """Agreement and equal-step accuracy of cheaper scoring, one table for each problem."""
-    lines = [
-        "# Cheaper scoring against exact scoring",
-        "",
-        "Agreement: in runs by the option, exact RHO-LOSS looks at the candidates of ten steps, with their own statistics of BatchNorm, at the weights that the chosen are trained at: Spearman's "
-        "rank correlation of the scores, and the share of the exact choice that the option made too. An option that "
-        "leaves candidates out ranks them last, which costs it correlation but nothing of the choice if they were not wanted. "
-        "Then whole runs by each option: milliseconds a step, and test accuracy at equal steps, means over the seeds. An option "
-        "counts if its mean Spearman is at least 0.9, its mean share at least 80 %, and its accuracy at most 0.3 points below "
-        "exact. A look at the last step is not in these means: the learning rate is 0 there, so that what is a step old is not. Rows: [agreement.jsonl](agreement.jsonl).",
-        "",
-        *EARNED,
-    ]
-    problem = ("data", "noise", "k", "candidates", "device")
-    for key in dict.fromkeys(tuple(row[name] for name in problem) for row in found):
-        rows = [row for row in found if tuple(row[name] for name in problem) == key]
-        data, noise, k, candidates, device = key
-        lines += ["", f"## {data}, {noise:.0%} wrong labels, {k} of {candidates}, {device}", ""]
-        lines += [f"- {line}" for line in dict.fromkeys(where(row) for row in rows)]
-        lines += ["", *_agreement_table(rows)]
-        if any(map(_drawn, rows)):
-            lines += ["", "![accuracy at equal steps over milliseconds a step](agreement.png)"]
-    return lines
-
-
-def _agreement_table(found: list[dict[str, Any]]) -> list[str]:
-    scores = [row for row in found if row["mode"] == "scores"]
-    runs = [row for row in found if row["mode"] == "train"]
-    scores, runs = _as_the_last(scores), _as_the_last(runs)
-    moments = sorted({row["moment"] for row in scores})
-    names = list(dict.fromkeys(row["option"] for row in [*runs, *scores]))
-
-    every = [*scores, *runs]
-
-    def mean(option: str, field: str, rows: Any = every, **only: Any) -> float | None:
-        wanted = {"option": option, **only}.items()
-        values = [row[field] for row in rows if wanted <= row.items() and field in row]
-        return statistics.fmean(values) if values else None
-
-    last = scores[-1]["steps"] if scores else 0  # the learning rate is 0 there
-    moving = [row for row in scores if row["moment"] < last]
-    columns = [
-        f"step {moment}{' (at rest)' if moment == last else ''}: Spearman, shared"
-        for moment in moments
-    ]
-    columns += ["ms a step", "against uniform", "accuracy, %", "against exact", "counts"]
-    lines = [f"| option | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    uniform, exact = mean("uniform", "ms"), _by_seed(runs, "exact")
-    for name in names:
-        cells = []
-        for moment in moments:
-            pair = [mean(name, field, moment=moment) for field in ("spearman", "shared")]
-            cells.append("" if None in pair else f"{pair[0]:.3f}, {pair[1]:.0%}")
-        ms, accuracy = mean(name, "ms"), mean(name, "accuracy")
-        cells.append("" if ms is None else f"{ms:.2f}")
-        cells.append("" if ms is None or uniform is None else f"{ms / uniform:.2f}x")
-        cells.append("" if accuracy is None else f"{accuracy:.2f}")
-        pairs = [(a, exact[s]) for s, a in _by_seed(runs, name).items() if s in exact]
-        above = statistics.fmean(a - b for a, b in pairs) if pairs else None
-        cells.append("" if above is None else f"{above:+.2f}")
-        overall, counts = [mean(name, field, moving) for field in ("spearman", "shared")], ""
-        if None not in (*overall, above):
-            agrees = overall[0] >= 0.9 and overall[1] >= 0.8
-            counts = "yes" if agrees and above >= -0.3 else "no"
-        lines.append(f"| {name} | {' | '.join(cells)} | {counts} |")
-    return lines
-
-
-def _as_the_last(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one length and kind of run: that of the last."""
-    kind = {name: found[-1][name] for name in ("steps", "compile")} if found else {}
-    return [row for row in found if kind.items() <= row.items()]
-
-
-def _by_seed(runs: list[dict[str, Any]], option: str) -> dict[int, float]:
-    return {row["seed"]: row["accuracy"] for row in runs if row["option"] == option}
 
 
 def wrong_labels_page(digits: list[dict[str, Any]], images: list[dict[str, Any]]) -> list[str]:
@@ -364,13 +265,8 @@ def made() -> dict[str, list[str]]:
         "wrong_labels.md": wrong_labels_page(*map(rows, wrong)),
         "staleness.md": staleness_page(rows("staleness.jsonl")),
         "candidates.md": candidates_page(rows("candidates.jsonl")),
-        "step.md": step_page(rows("step.jsonl"), any(map(_drawn, agreement))),
+        "step.md": step_page(rows("step.jsonl"), agreement),
     }
-
-
-def _drawn(row: dict[str, Any]) -> bool:
-    """Whether the picture is of this row: of runs of the usual size alone, whatever was run last."""
-    return (row["data"], row["mode"], row["k"]) == ("CIFAR-10", "train", 32)
 
 
 def main() -> None:
@@ -379,7 +275,7 @@ def main() -> None:
         temporary.write_text("\n".join(lines) + "\n")
         os.replace(temporary, RESULTS / name)
     plots.draw_steps(rows("step.jsonl"), RESULTS / "step.png")
-    runs = _as_the_last([row for row in rows("agreement.jsonl") if _drawn(row)])
+    runs = options.as_the_last([row for row in rows("agreement.jsonl") if options.drawn(row)])
     plots.draw_agreement(runs, RESULTS / "agreement.png")
 
 

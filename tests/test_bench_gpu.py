@@ -1,10 +1,12 @@
 """What is run on a GPU, without one: what `make bench-gpu` asks of the benches, and where lines go."""
 
+import gc
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,11 @@ def test_all_rows_and_options_are_known(tmp_path):
     assert len(names) > 20
     runs = [bench_agreement.parsed(words[2:]) for words in calls if words[0] == "-m"]
     assert [run.mode for run in runs] == ["scores", "train", "train", "scores", "train"]
+    # What is held against exact scoring beside training is timed, too: else it cannot reach a target.
+    options = {
+        (run.k, run.candidates, name) for run in runs for name in run.options if "ahead" in name
+    }
+    assert {f"rho {k} of {candidates}, {name}" for k, candidates, name in options} <= {*names}
     assert calls[-1] == ["benchmarks/pages.py"]
     assert len(calls) == len(steps) + len(runs) + 1
 
@@ -67,6 +74,12 @@ def test_lines_go_where_they_are_asked_for_beside_those_that_are_committed(tmp_p
         assert list(records.read(results / "step.jsonl"))[-1] == {"row": "new"}  # is kept
 
 
+def test_a_part_that_there_is_not_is_told(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError):
+        asked(tmp_path, "step scoring")
+    assert not (tmp_path / "python.calls").exists()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
     """Its own Python runs what is in the clone."""
@@ -78,6 +91,12 @@ def test_a_machine_with_a_gpu_need_not_have_the_package_installed():
         text=True,
     ).stdout
     assert "PYTHONPATH=src there/python -m pytest" in said
+    # and needs nothing that other tests import
+    given = {word for word in said.split() if word.startswith("tests/") and word.endswith(".py")}
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert given == {
+        str(path.relative_to(ROOT)) for path in files if f"mark.{'gpu'}" in path.read_text()
+    }
     assert "PYTHONPATH=src" in (ROOT / "benchmarks" / "gpu.sh").read_text()
 
 
@@ -133,6 +152,29 @@ def test_a_run_that_is_not_captured_is_not_compared(there, tmp_path, monkeypatch
     bench_agreement.main(words)
     told = "uniform failed: RholossError: The step is not captured" in capsys.readouterr().out
     assert (told, out.exists()) == (asks, not asks)
+
+
+@pytest.mark.parametrize("option", ["exact", "overlapped, ahead"])
+def test_a_run_that_was_looked_at_is_gone_at_once(monkeypatch, option):
+    """Its graphs would keep their memory, and go in the middle of another's capture."""
+    data, made, make = Resident(IMAGES, Y, device="cpu"), [], bench_agreement.trainer
+
+    def noted(*given, **options):
+        run = make(*given, **options)
+        made.append(weakref.ref(run))
+        return run
+
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), 4))
+
+    monkeypatch.setattr(bench_agreement, "trainer", noted)
+    setup = Setup("", data, data, IL, model, model, 32, 8, None, False)
+    gc.disable()
+    try:
+        assert len(bench_agreement.compare_scores(setup, option, 20, [10], seed=0)) == 1
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:The step cannot be captured")

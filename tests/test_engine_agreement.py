@@ -288,8 +288,17 @@ def test_fits_are_judged_by_the_reference_of_their_own_run():
 def test_the_page_of_steps_says_whether_agreement_was_measured():
     row = {"row": "uniform 32", "ms": 1.0, "floor_ms": 0.1, "started": "2026-11-15T12:00"}
     row |= {"command": "c", "device": "d", "torch": "t", "python": "p", "date": "x"}
-    assert "has not been run on the GPU yet" in "\n".join(pages.step_page([row], agreement=False))
-    assert "see [agreement.md](agreement.md)" in "\n".join(pages.step_page([row], agreement=True))
+    run = {
+        "data": "CIFAR-10",
+        "mode": "train",
+        "option": "exact",
+        "seed": 0,
+        "ms": 1.0,
+        "accuracy": 9.0,
+    }
+    run |= {"noise": 0.0, "k": 32, "candidates": 320, "device": "d", "steps": 1, "compile": True}
+    assert "has not been run on the GPU yet" in "\n".join(pages.step_page([row], []))
+    assert "see [agreement.md](agreement.md)" in "\n".join(pages.step_page([row], [run]))
 
 
 def test_the_page_of_steps_lists_the_targets_that_no_run_reached():
@@ -308,7 +317,7 @@ def test_the_page_of_steps_lists_the_targets_that_no_run_reached():
             for run, times in runs.items()
             for row, ms in times.items()
         ]
-        return "\n".join(pages.step_page(rows, agreement=True)).split("## All runs")[0]
+        return "\n".join(pages.step_page(rows, [])).split("## All runs")[0]
 
     option, eager = "rho 32 of 320, folded, recent statistics", "rho 32 of 320, eager float32"
     first = {"uniform 32": 1.5, "rho 32 of 320": 2.8, option: 2.4, eager: 28.0}

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import math
 
 import pytest
 import torch
@@ -98,10 +99,11 @@ def test_sums_give_what_batch_norm_gives(options, trains):
         torch.testing.assert_close(one, other)
 
 
-def test_sums_lose_nothing_where_a_mean_is_far_from_zero():
+@pytest.mark.parametrize("running", [3000.5, 0.0, math.nan])  # of an earlier batch, if it broke
+def test_sums_lose_nothing_where_a_mean_is_far_from_zero(running):
     x = IMAGES + 3000.0
     norm = nn.BatchNorm2d(3)
-    norm.running_mean.fill_(3000.5)
+    norm.running_mean.fill_(running)
     with as_sums(norm):
         assert type(norm) is SumsNorm
         found = norm(x)

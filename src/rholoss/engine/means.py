@@ -38,7 +38,7 @@ def mean_input(image: Tensor, down: Tensor, across: Tensor) -> Tensor:
 
     `image` is the mean of the rows, [in, H, W].
 
-    As products and sums, and not as products of matrices: compiled, all layers' are done together.
+    As products and sums, which are fused where this is compiled, and not as products of matrices.
     """
     lines = (image[:, :, None] * across).sum(3)
     return (lines[:, None] * down[:, :, None]).sum(2)

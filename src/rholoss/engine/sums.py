@@ -2,7 +2,7 @@
 
 Compiled, a variance is found value by value with a division each (Welford), which on a GPU can take longer
 than reading the values does. Sums need none. They lose digits where a mean is far from 0, so that they are
-taken of the distances from the running mean.
+taken of the distances from one of the values: the running mean may be far off, as it is in the first steps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class SumsNorm(nn.BatchNorm2d):
         if not self.training or x.ndim != 4 or x.numel() <= x.shape[1]:
             return super().forward(x)  # which says what is wrong, or does not need them
         wide = torch.promote_types(x.dtype, torch.float32)
-        around = x.new_zeros(x.shape[1]) if self.running_mean is None else self.running_mean
-        around = around.to(wide, copy=True)  # it moves below
+        around = x.detach()[0, :, 0, 0].to(wide)
         apart = x.to(wide) - _by_channel(around)
         mean, square = apart.mean(DIMS), (apart * apart).mean(DIMS)
         variance = (square - mean * mean).clamp(min=0.0)
