@@ -83,21 +83,36 @@ TARGETS = (
 
 
 def section(found: Rows, ratio: Ratio, verdicts: Verdicts) -> list[str]:
-    """The targets that no run reached, and the options that may."""
-    lines = []
+    """All targets, those that no run reached, and the options that may."""
+    every, lines = [], []
     for target in TARGETS:
         values = _values(target.unit, found, ratio)
         held = [(value, row) for value, row in values if target.holds(row, verdicts)]
         best = max if target.unit == "eager" else min
         value, row = best(held, key=lambda pair: pair[0], default=(math.nan, None))
-        if row is None or not target.missed(value):
+        if row is None:
+            continue
+        verdict = "**missed**" if target.missed(value) else "met"
+        every.append(
+            f"| {target.what} | {target.told()} | {_in_unit(target.unit, value)} | {verdict} |"
+        )
+        if not target.missed(value):
             continue
         reached = f"{_in_unit(target.unit, value)} ({row['row']})"
         tried = "the [options](#options)" if target.options else _layouts(target, held)
         tried += f"; {target.more}" if target.more else ""
         lines.append(f"| {target.what} | {target.told()} | {reached} | {tried} | {target.then} |")
+    summary = [
+        "## Targets",
+        "",
+        "| step | target | best so far | |",
+        "|---|---|---|---|",
+        *every,
+        "",
+    ]
     head = ["| step | target | best so far | what was tried | what one would try next |"]
-    told = ["## Targets missed", "", *head, "|---|---|---|---|---|", *lines, ""] if lines else []
+    told = summary if every else []
+    told += ["## Targets missed", "", *head, "|---|---|---|---|---|", *lines, ""] if lines else []
     steps = [target.name for target in TARGETS if target.options]
     tables = [_options(step, _values("x", found, ratio), verdicts) for step in steps]
     if any(tables):

@@ -146,13 +146,16 @@ def agreement_page(found: Rows) -> list[str]:
     lines = [
         "# Cheaper scoring against exact scoring",
         "",
-        "Agreement: in runs by the option, exact RHO-LOSS looks at the candidates of ten steps, with their own statistics of BatchNorm, at the weights that the chosen are trained at: Spearman's "
-        "rank correlation of the scores, and the share of the exact choice that the option made too. An option that "
-        "leaves candidates out ranks them last, which costs it correlation but nothing of the choice if they were not wanted. "
-        "Then whole runs by each option: milliseconds a step, and test accuracy at equal steps, means over the seeds. An option "
-        "counts if its mean Spearman is at least 0.9, its mean share at least 80 %, and its accuracy at most 0.3 points below "
-        "exact; that is open where one of these was not measured and the others do not fail. A look at the last step is not in these means: the learning rate is 0 there, so that what is a step old is not. "
-        "Rows: [agreement.jsonl](agreement.jsonl).",
+        "Which cheaper ways to score choose as exact RHO-LOSS does, and end as high? Rows: [agreement.jsonl](agreement.jsonl).",
+        "",
+        "- **Agreement** is looked at in runs by the option, at ten steps: exact RHO-LOSS scores the same candidates, with "
+        "their own statistics of BatchNorm, at the weights that the chosen are trained at. Noted are Spearman's rank "
+        "correlation of the scores and the share of the exact choice that the option made too. An option that leaves "
+        "candidates out ranks them last, which costs it correlation, but nothing of the choice if they were not wanted.",
+        "- **Whole runs** by each option give milliseconds a step, and test accuracy at equal steps, means over the seeds.",
+        "- **An option counts** if its mean Spearman is at least 0.9, its mean share at least 80 %, and its accuracy at most "
+        "0.3 points below exact. That is open where one of these was not measured and the others do not fail. A look at the "
+        "last step is not in the means: the learning rate is 0 there, so that what is a step old is not.",
         "",
         "## Which earned their place",
         "",

@@ -39,13 +39,16 @@ def step_page(found: list[dict[str, Any]], agreement: list[dict[str, Any]]) -> l
     lines = [
         "# What a training step costs",
         "",
-        "CIFAR ResNet-18, AdamW, bf16, data resident on the device, the step compiled and captured as one CUDA graph "
-        "(`rholoss.engine.Trainer`); medians, evaluation excluded. *Folded*: scored with BatchNorm's running statistics, folded into "
-        "the convolutions (`scoring=Folded()`, `batch_norm='eval'`); exact in that mode, not in the default one. *Overlapped*: scored beside "
-        "training, one step stale; *ahead*: by the weights that are expected after that step. *Following means*: `Folded(0.5, means=64)`. "
-        "Behind a semicolon: the same step laid out in other ways (`Tuning`), against a uniform step that is laid out so, too, "
-        "where the run has one. An option is also to agree with exact scoring (rank correlation 0.9, 80 % of the choice) and to end within "
-        f"0.3 points of it: {also} Rows: [step.jsonl](step.jsonl).",
+        "Medians of one training step of `rholoss.engine.Trainer`: CIFAR ResNet-18, AdamW, bf16, data resident on the device, "
+        "the step compiled and captured as one CUDA graph; evaluation excluded. Rows: [step.jsonl](step.jsonl).",
+        "",
+        "- *Folded*: scored with BatchNorm's running statistics, folded into the convolutions (`scoring=Folded()`, "
+        "`batch_norm='eval'`); exact in that mode, not in the default one. *Following means*: `Folded(0.5, means=64)`.",
+        "- *Overlapped*: scored beside training, one step stale; *ahead*: by the weights that are expected after that step.",
+        "- Behind a semicolon: the same step laid out in other ways (`Tuning`), against a uniform step that is laid out so, "
+        "too, where the run has one.",
+        "- An option counts if it agrees with exact scoring (rank correlation 0.9, 80 % of the choice) and ends within "
+        f"0.3 points of it: {also}",
         "",
         "![milliseconds of each kind of step](step.png)",
         "",
