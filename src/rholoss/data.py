@@ -88,7 +88,7 @@ def path_name(path: Path) -> str:
 
 
 def is_shared(path: Path, shared: Sequence[str]) -> bool:
-    """Whether a leaf belongs to all rows: it is named in `shared`, or what it is a part of is."""
+    """Whether a leaf belongs to all rows: it, or something that contains it, is named in `shared`."""
     return bool(shared) and any(path_name(path[: n + 1]) in shared for n in range(len(path)))
 
 

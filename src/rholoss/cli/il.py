@@ -247,7 +247,7 @@ il.command(short_help="What is in a directory of losses.")(show)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
-    """Raise if complete losses would be replaced; unfinished work is gone on with."""
+    """Raise if complete losses would be replaced. Unfinished work is no obstacle: it is continued."""
     if overwrite or not (out / files.META).exists():
         return
     old = files.read_meta(out)

@@ -94,9 +94,7 @@ class Irreducible:
     def lookup(self, ids: Any) -> Tensor:
         """The losses of these ids, float32 [n] on the CPU; NaN where there is none."""
         row, known = self.rows_of(as_ids(ids))
-        row = np.require(
-            row, requirements=["C", "W"]
-        )  # torch takes no views, and nothing read-only
+        row = np.require(row, requirements=["C", "W"])  # contiguous and writable, as torch needs it
         found = self.values.index_select(0, torch.from_numpy(row))
         return found if known is None else found.masked_fill_(torch.from_numpy(~known), torch.nan)
 
