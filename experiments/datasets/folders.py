@@ -56,15 +56,14 @@ def pixels(image: Any) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def resized(image: Any, size: int = 224) -> Tensor:
+def resized(image: Any) -> Tensor:
     """As for ImageNet: shorter side to 256, centre crop of 224, normalised; [3, 224, 224] float."""
-    scale = size / 224 * 256 / min(image.size)
+    scale = 256 / min(image.size)
     image = image.resize((round(image.width * scale), round(image.height * scale)))
-    left, top = (image.width - size) // 2, (image.height - size) // 2
-    x = pixels(image.crop((left, top, left + size, top + size))).float() / 255
-    return (x - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[
-        :, None, None
-    ]
+    left, top = (image.width - 224) // 2, (image.height - 224) // 2
+    x = pixels(image.crop((left, top, left + 224, top + 224))).float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return (x - mean) / std
 
 
 def flipped(image: Any) -> Tensor:

@@ -24,7 +24,7 @@ from rholoss.il.fingerprint import (
 )
 from rholoss.il.guessing import beside, mean_and_guess
 from rholoss.il.hashing import ABSENT, label_codes
-from rholoss.il.ids import Ids, as_ids, hash_keys, shown
+from rholoss.il.ids import Ids, as_ids, hash_keys, shown_at
 
 CHECKS = ("full", "size", "none")
 REPR_ROWS = 100_000  # that are looked at for a mean
@@ -114,7 +114,7 @@ class Irreducible:
             "unknown": unknown,
         }
         parts = [
-            f"{shown([ids[i] for i in np.flatnonzero(which)[:6]])} ({why})"
+            f"{shown_at(ids, np.flatnonzero(which))} ({why})"
             for why, which in kinds.items()
             if which.any()
         ]
