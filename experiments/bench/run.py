@@ -145,7 +145,9 @@ class Bench:
         key = (cell.dataset, cell.labels, cell.part, cell.il, f"{cell.n_b} of {cell.n_B}")
         if key not in self._coresets:
             if cell.il == "none" or parse(cell.il)[1] in (CROSS_FIT, MIXED_UP):
-                raise RholossError(f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy.")
+                raise RholossError(
+                    f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy. Name one with a holdout."
+                )
             train = self.problem(cell).train
             path = self.fits.path(f"core-set {' '.join(key)}", ".npz")
             if path is not None and path.exists():

@@ -77,7 +77,9 @@ def cinic10_files(part: str, root: str | os.PathLike[str] | None = None) -> Imag
     folder = need(data_dir(root) / "CINIC-10" / part, "CINIC-10", CINIC_HOME)
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if len(classes) != 10:
-        raise ValueError(f"{folder} has {len(classes)} folders, not the 10 classes of CINIC-10.")
+        raise ValueError(
+            f"{folder} has {len(classes)} folders, not the 10 classes of CINIC-10; unpack it again."
+        )
     paths = [(path, number) for number, name in enumerate(classes)
              for path in sorted((folder / name).glob("*.png"))]  # fmt: skip
     return ImageFiles([path for path, _ in paths], [number for _, number in paths])

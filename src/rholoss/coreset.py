@@ -53,7 +53,9 @@ def coreset(
     _check(method, keep, irreducible, draws)
     indexed = dataset if isinstance(dataset, WithIndex) else WithIndex(dataset)
     if len(indexed) == 0:
-        raise RholossError("The data set is empty, so nothing can be chosen from it.")
+        raise RholossError(
+            "`dataset` is empty, so nothing can be chosen from it; pass one that has rows."
+        )
     scorer = Scorer(loss, batch_norm="eval", draws=draws)
     loader = DataLoader(indexed, batch_size=batch_size, num_workers=num_workers)
     table = None if irreducible is None else as_table(irreducible)

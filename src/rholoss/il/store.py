@@ -22,7 +22,7 @@ from rholoss.il.fingerprint import (
     identify,
     tell_other_labels,
 )
-from rholoss.il.guessing import beside, mean_and_guess
+from rholoss.il.guessing import mean_and_guess, with_guess
 from rholoss.il.hashing import ABSENT, label_codes
 from rholoss.il.ids import Ids, as_ids, hash_keys, shown_at
 
@@ -75,7 +75,7 @@ class Irreducible:
     def __repr__(self) -> str:
         ids = "integer ids" if self.keys is None else "string keys"
         model = (self.meta.get("model") or {}).get("class", "unknown model")
-        mean = beside(*mean_and_guess(self, REPR_ROWS))
+        mean = with_guess(*mean_and_guess(self, REPR_ROWS))
         kind = self.meta.get("loss")
         rows = files.measured_rows(self.meta)
         return f"Irreducible({rows}, {ids}, {kind} loss of {model}, {mean})"
