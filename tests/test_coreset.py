@@ -86,7 +86,7 @@ def test_empty_data_set():
     empty = TensorDataset(torch.zeros(0), torch.zeros(0, dtype=torch.long))
     with pytest.raises(
         RholossError,
-        match="`dataset` is empty, .* pass one that has rows",
+        match=r"`dataset` is empty, .* pass one that has rows",
     ):
         coreset(Confidence(), rho.WithIndex(empty), progress=False)
 

@@ -1,4 +1,4 @@
-"""Batches of any structure: the ids that they carry, their rows, their way to the device.
+"""Batches of any structure: finding their ids, taking rows out of them, moving them to a device.
 
 A batch is a tree of tuples, lists, dicts, named tuples and dataclasses. Its leaves are tensors or
 arrays with one row per example, and lists with one entry per example: strings, or what cannot be

@@ -181,8 +181,8 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
 def tell_other_labels(then: np.ndarray, now: np.ndarray, ids: Ids) -> str | None:
     """A warning about points whose labels (whole numbers) have changed since they were measured.
 
-    None if no label has changed, or if classes were merely renamed or merged, as a `target_transform`
-    does: then each old label always becomes the same new one, and no row was moved.
+    None if no label has changed, or if classes were merely renamed, merged or split, as a
+    `target_transform` does: then labels correspond to each other everywhere, and no row was moved.
     """
     differ = np.flatnonzero((then != now) & (then != ABSENT))
     pairs = np.stack([then, now])[:, then != ABSENT]
