@@ -84,7 +84,10 @@ def test_bad_keep(points, keep):
 
 def test_empty_data_set():
     empty = TensorDataset(torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(RholossError, match="The data set is empty"):
+    with pytest.raises(
+        RholossError,
+        match=r"`dataset` is empty, .* pass one that has rows",
+    ):
         coreset(Confidence(), rho.WithIndex(empty), progress=False)
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import rholoss as rho
 from rholoss.engine import Resident, fit_ladder, fit_resident
-from rholoss.il.guessing import guessing_loss, told
+from rholoss.il.guessing import assessed, guessing_loss
 from rholoss.il.hashing import ABSENT
 
 LABELS = np.array([0, 0, 0, 1] * 25, dtype=np.int32)
@@ -43,10 +43,10 @@ def test_where_nothing_can_be_guessed(labels, loss):
 
 
 def test_losses_that_are_no_better_are_told():
-    assert told(0.3, None) == "mean 0.3000"
-    assert told(0.3, 0.6) == "mean 0.3000 (a guess by the classes' shares: 0.6000)"
-    assert "Hardly better than guessing" not in told(0.57, 0.6)
-    assert "Hardly better than guessing" in told(0.571, 0.6)
+    assert assessed(0.3, None) == "mean 0.3000"
+    assert assessed(0.3, 0.6) == "mean 0.3000 (a guess by the classes' shares: 0.6000)"
+    assert "Hardly better than guessing" not in assessed(0.57, 0.6)
+    assert "Hardly better than guessing" in assessed(0.571, 0.6)
 
 
 def fits(rate):

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,9 @@ class Bench:
         key = (cell.dataset, cell.labels, cell.part, cell.il, f"{cell.n_b} of {cell.n_B}")
         if key not in self._coresets:
             if cell.il == "none" or parse(cell.il)[1] in (CROSS_FIT, MIXED_UP):
-                raise RholossError(f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy.")
+                raise RholossError(
+                    f"`il` is {cell.il!r}, but 'svp' needs one model: its proxy. Name one with a holdout."
+                )
             train = self.problem(cell).train
             path = self.fits.path(f"core-set {' '.join(key)}", ".npz")
             if path is not None and path.exists():
@@ -212,79 +215,109 @@ def run(
     `claim` refuses, and cells that another command is running. A cell that is not `ready` is tried again
     later. If a run fails the others go on, and its error is raised at the end.
     """
-    pace = Pace(seconds, limit)
     waiting = missing(cells, out, *known)
-    running: list[tuple[str, Run | Loop]] = []
-    finished, failed = 0, _Failures()
     bar = Bar(len(waiting), "runs", enabled=progress)
     with bar, UnderWay(out) as under_way, terminable():
+        pace = Pace(seconds, limit)
+        session = _Session(bench, out, waiting, side_by_side, pace, claim, ready, under_way, bar)
         try:
             while True:
-                later = False
-                for study, cell in list(waiting):
-                    if pace.over or len(running) == side_by_side:
+                later = session.begin()
+                if not session.running:
+                    if not later:
                         break
-                    with failed.kept(study, cell):
-                        if not pace.allows(cell, bench.steps_left(cell)):
-                            continue  # a shorter one may do
-                        if not ready(cell):
-                            later = True
-                            continue
-                        if claim(cell.key()) and _free(under_way, study, cell, out):
-                            running.append((study, bench.start(cell)))
-                    waiting.remove((study, cell))
-                if not running and not later:
-                    break
-                if not running:
                     time.sleep(AGAIN)
-                before = len(running)
-                for record in _turn(bench, running, failed, side_by_side):
-                    kept = failed.kept(record["study"], Cell.of(record))
-                    # An interrupt must not come between writing the line and deleting the kept state.
-                    with kept, whole_steps() as let_interrupt_through:
-                        records.append(out / record["study"] / "runs.jsonl", record)
-                        bench.unfinished.forget(Cell.of(record))
-                        finished += 1
-                        tell(told(record))
-                    let_interrupt_through()
-                if len(running) < before:
-                    under_way.only(current.cell.key() for _, current in running)
-                    gc.collect()  # an evaluator is in a reference cycle, and holds memory of the device
-                runs = [current for _, current in running]
-                pace.look(runs)
-                over = bar.total - len(waiting) - len(runs)
-                done_of_each = sum(current.step / current.total_steps for current in runs)
-                bar.advance(over + done_of_each - bar.done, note=standing(runs))
+                session.advance()
+                session.show()
         except BaseException:
-            bench.unfinished.put_aside([current for _, current in running])
+            bench.unfinished.put_aside(session.runs)
             raise
-    failed.tell()
-    return finished
+    session.failed.tell()
+    return session.finished
 
 
-def _free(under_way: UnderWay, study: str, cell: Cell, out: Path) -> bool:
-    """Whether no other command is making the run, or has made it since this one looked for its line."""
-    if under_way.begin(cell.key()):
-        return cell.key() not in done(out)
-    tell(f"{study}: {named(cell)}: left to another command, which is at it", sys.stderr)
-    return False
+@dataclass
+class _Session:
+    """The runs of one call of `run`: those that wait, and those in progress, which take turns."""
 
+    bench: Bench
+    out: Path
+    waiting: list[tuple[str, Cell]]
+    side_by_side: int
+    pace: Pace
+    claim: Callable[[str], bool]
+    ready: Callable[[Cell], bool]
+    under_way: UnderWay
+    bar: Bar
+    running: list[tuple[str, Run | Loop]] = field(default_factory=list)
+    failed: _Failures = field(default_factory=lambda: _Failures())
+    finished: int = 0
 
-def _turn(
-    bench: Bench, running: list[tuple[str, Run | Loop]], failed: _Failures, side_by_side: int
-) -> Iterator[dict[str, Any]]:
-    """Advance each run once. Runs that end or fail are removed; yields the lines of those that ended."""
-    for entry in list(running):
-        study, current = entry
-        with failed.kept(study, current.cell):
-            current.advance()
-        if failed.has(study, current.cell):
-            running.remove(entry)
-        elif current.finished:
-            running.remove(entry)
-            yield line(current, study, side_by_side)
-        else:
-            bench.unfinished.keep(current)
+    @property
+    def runs(self) -> list[Run | Loop]:
+        return [current for _, current in self.running]
+
+    def begin(self) -> bool:
+        """Start runs while there is room; returns whether some were not ready and must be tried again."""
+        later = False
+        for study, cell in list(self.waiting):
+            if self.pace.over or len(self.running) == self.side_by_side:
+                break
+            with self.failed.kept(study, cell):
+                if not self.pace.allows(cell, self.bench.steps_left(cell)):
+                    continue  # a shorter one may do
+                if not self.ready(cell):
+                    later = True
+                    continue
+                if self.claim(cell.key()) and self._is_free(study, cell):
+                    self.running.append((study, self.bench.start(cell)))
+            self.waiting.remove((study, cell))
+        return later
+
+    def _is_free(self, study: str, cell: Cell) -> bool:
+        """Whether no other command is making the run, or has made it since this one looked for its line."""
+        if self.under_way.begin(cell.key()):
+            return cell.key() not in done(self.out)
+        tell(f"{study}: {named(cell)}: left to another command, which is at it", sys.stderr)
+        return False
+
+    def advance(self) -> None:
+        """Give each run its turn, and write the lines of those that end."""
+        before = len(self.running)
+        for record in self._turn():
+            cell, kept = Cell.of(record), self.failed.kept(record["study"], Cell.of(record))
+            # An interrupt must not come between writing the line and deleting the kept state.
+            with kept, whole_steps() as let_interrupt_through:
+                records.append(self.out / record["study"] / "runs.jsonl", record)
+                self.bench.unfinished.forget(cell)
+                self.finished += 1
+                tell(told(record))
+            let_interrupt_through()
+        if len(self.running) < before:
+            self.under_way.only(current.cell.key() for current in self.runs)
+            gc.collect()  # an evaluator is in a reference cycle, and holds memory of the device
+
+    def _turn(self) -> Iterator[dict[str, Any]]:
+        """Advance each run once. Runs that end or fail are removed; yields the lines of those that ended."""
+        for entry in list(self.running):
+            study, current = entry
+            with self.failed.kept(study, current.cell):
+                current.advance()
+            if self.failed.has(study, current.cell):
+                self.running.remove(entry)
+            elif current.finished:
+                self.running.remove(entry)
+                yield line(current, study, self.side_by_side)
+            else:
+                self.bench.unfinished.keep(current)
+
+    def show(self) -> None:
+        """Bring the pace and the progress bar up to date."""
+        runs = self.runs
+        self.pace.look(runs)
+        over = self.bar.total - len(self.waiting) - len(runs)
+        done_of_each = sum(current.step / current.total_steps for current in runs)
+        self.bar.advance(over + done_of_each - self.bar.done, note=standing(runs))
 
 
 class _Failures:

@@ -63,12 +63,16 @@ def irreducible(
 ) -> Irreducible | None:
     """The irreducible losses that the cell names: one fit serves all runs."""
     if cell.method == "svp":
-        raise RholossError("`method` is 'svp', which needs resident data.")
+        raise RholossError(
+            f"`method` is 'svp', which needs resident data; leave it out for {cell.dataset}."
+        )
     if cell.il == "none":
         return None
     name, source = parse(cell.il)
     if source != "noisy holdout":
-        raise RholossError(f"`il` is {cell.il!r}, but {cell.dataset} has a noisy holdout only.")
+        raise RholossError(
+            f"`il` is {cell.il!r}, but {cell.dataset} has a noisy holdout only; use '{name}, noisy holdout'."
+        )
     score, out = WithIndex(files.plain), _place(cell, folder)
     if (out / "meta.json").exists():
         return Irreducible.load(out, score)

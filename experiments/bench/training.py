@@ -70,7 +70,10 @@ class Run:
             seed=cell.seed,
         )
         if self.trainer.k != cell.n_b:
-            raise RholossError(f"n_b={cell.n_b} of n_B={cell.n_B} gives {self.trainer.k} rows.")
+            raise RholossError(
+                f"n_b={cell.n_b} of n_B={cell.n_B} gives {self.trainer.k} rows, as `keep` is a share; choose "
+                "another n_B."
+            )
         self.picked = Shares(self.watched, self.problem, cell.epochs, self.steps_per_epoch)
         self.trainer.on_flush.append(self.picked)
         self.shares, self.ledger = self.picked.result, self.trainer.ledger

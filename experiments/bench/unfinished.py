@@ -32,8 +32,8 @@ class Unfinished:
     A run can only be continued with the same device, precision and version of torch.
     """
 
-    def __init__(self, folder: Path, precision: str | None, every: float = EVERY) -> None:
-        self.folder, self.every = folder, every
+    def __init__(self, folder: Path, precision: str | None) -> None:
+        self.folder, self.every = folder, EVERY
         self.here = (VERSION, records.device(), torch.__version__, precision)
         self._kept: dict[str, float] = {}  # when each run was last kept, by its key
 

@@ -100,7 +100,9 @@ def _human(name: str, kind: str, root: str | os.PathLike[str] | None) -> np.ndar
             f"{path} is not the file that was published; get it again from {HOME_N}: {HUMAN[name]}."
         ) from error
     if kind not in labels:
-        raise ValueError(f"`kind` is {kind!r}, but {path} has {', '.join(labels)}.")
+        raise ValueError(
+            f"`kind` is {kind!r}, but {path} has {', '.join(labels)}; choose one of these."
+        )
     return np.asarray(labels[kind], np.int64)
 
 

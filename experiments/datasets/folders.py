@@ -56,15 +56,14 @@ def pixels(image: Any) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def resized(image: Any, size: int = 224) -> Tensor:
+def resized(image: Any) -> Tensor:
     """As for ImageNet: shorter side to 256, centre crop of 224, normalised; [3, 224, 224] float."""
-    scale = size / 224 * 256 / min(image.size)
+    scale = 256 / min(image.size)
     image = image.resize((round(image.width * scale), round(image.height * scale)))
-    left, top = (image.width - size) // 2, (image.height - size) // 2
-    x = pixels(image.crop((left, top, left + size, top + size))).float() / 255
-    return (x - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[
-        :, None, None
-    ]
+    left, top = (image.width - 224) // 2, (image.height - 224) // 2
+    x = pixels(image.crop((left, top, left + 224, top + 224))).float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return (x - mean) / std
 
 
 def flipped(image: Any) -> Tensor:
@@ -78,7 +77,9 @@ def cinic10_files(part: str, root: str | os.PathLike[str] | None = None) -> Imag
     folder = need(data_dir(root) / "CINIC-10" / part, "CINIC-10", CINIC_HOME)
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if len(classes) != 10:
-        raise ValueError(f"{folder} has {len(classes)} folders, not the 10 classes of CINIC-10.")
+        raise ValueError(
+            f"{folder} has {len(classes)} folders, not the 10 classes of CINIC-10; unpack it again."
+        )
     paths = [(path, number) for number, name in enumerate(classes)
              for path in sorted((folder / name).glob("*.png"))]  # fmt: skip
     return ImageFiles([path for path, _ in paths], [number for _, number in paths])

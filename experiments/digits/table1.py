@@ -18,6 +18,7 @@ from experiments.digits.chain import (
     CHAIN,
     KEEP,
     Followed,
+    IrreducibleModels,
     Setting,
     fit_irreducible_models,
     follow,
@@ -123,19 +124,10 @@ def run(
             if time.perf_counter() - begun > seconds:
                 break
             setting = known[name]
-            data = tuple(_first(p, limit) for p in load(setting, root, where))
-            train, holdout, test = data
+            train, holdout, test = (_first(p, limit) for p in load(setting, root, where))
             key = (seed, fit_key(setting))
-            if key not in fitted:
-                started, cpu = time.perf_counter(), time.process_time()
-                il = fit_irreducible_models(holdout, train, setting, seed, bar.advance)
-                scored = {
-                    "il_accuracy": accuracy(il.ensemble, test.x, test.y),
-                    "small_il_accuracy": accuracy(il.small, test.x, test.y),
-                    "il_seconds": time.perf_counter() - started,
-                    "il_cpu_seconds": time.process_time() - cpu,
-                }
-                fitted = {key: (il, scored)}  # of one seed at a time
+            if key not in fitted:  # kept for one seed at a time
+                fitted = {key: _fit(holdout, train, test, setting, seed, bar)}
             il, scored = fitted[key]
             started, cpu, followed = time.perf_counter(), time.process_time(), {}
             for link in CHAIN:
@@ -155,6 +147,20 @@ def run(
                 "device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu",
             }
             records.append(out, record)
+
+
+def _fit(
+    holdout: Points, train: Points, test: Points, setting: Setting, seed: int, bar: Bar
+) -> tuple[IrreducibleModels, dict[str, float]]:
+    """The irreducible-loss models, their accuracies, and what they cost."""
+    started, cpu = time.perf_counter(), time.process_time()
+    il = fit_irreducible_models(holdout, train, setting, seed, bar.advance)
+    return il, {
+        "il_accuracy": accuracy(il.ensemble, test.x, test.y),
+        "small_il_accuracy": accuracy(il.small, test.x, test.y),
+        "il_seconds": time.perf_counter() - started,
+        "il_cpu_seconds": time.process_time() - cpu,
+    }
 
 
 def _first(data: Points, limit: int | None) -> Points:

@@ -198,7 +198,10 @@ class Race:
         trainer = self.trainer(cell, 10 * steps, 10 * steps, arm)
         trainer.train(30)  # compiled and captured in them
         if trainer.why_eager and self.train.device.type == "cuda":
-            raise RholossError(f"Steps of {kind.key} are not captured: {trainer.why_eager}")
+            raise RholossError(
+                f"Steps of {kind.key} are not captured ({trainer.why_eager}), so their times cannot be "
+                "compared with others; leave these arms out."
+            )
         self._wait()
         started = time.perf_counter()
         while time.perf_counter() - started < WARM_SECONDS and trainer.step < 8 * steps:

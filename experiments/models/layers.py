@@ -9,10 +9,10 @@ Size = int | tuple[int, int]
 
 
 def conv(
-    inside: int, outside: int, size: Size, stride: int = 1, padding: Size = 0, groups: int = 1
+    inside: int, outside: int, size: Size, stride: int = 1, padding: Size = 0
 ) -> nn.Sequential:
     """Convolution, BatchNorm, ReLU."""
-    convolution = nn.Conv2d(inside, outside, size, stride, padding, groups=groups, bias=False)
+    convolution = nn.Conv2d(inside, outside, size, stride, padding, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outside), nn.ReLU())
 
 

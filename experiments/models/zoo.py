@@ -93,18 +93,21 @@ class MobileNetV2(nn.Module):
         return self.head(self.features(x))
 
 
-class Dense(nn.Module):
-    """A layer of a dense block: its 32 channels are added to what came in."""
+GROWTH = 32  # channels that each layer of a dense block adds
 
-    def __init__(self, inside: int, growth: int = 32) -> None:
+
+class Dense(nn.Module):
+    """A layer of a dense block: its `GROWTH` channels are added to what came in."""
+
+    def __init__(self, inside: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.BatchNorm2d(inside),
             nn.ReLU(),
-            nn.Conv2d(inside, 4 * growth, 1, bias=False),
-            nn.BatchNorm2d(4 * growth),
+            nn.Conv2d(inside, 4 * GROWTH, 1, bias=False),
+            nn.BatchNorm2d(4 * GROWTH),
             nn.ReLU(),
-            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+            nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,7 +132,7 @@ class DenseNet121(nn.Module):
                 width //= 2
             for _ in range(depth):
                 layers.append(Dense(width))
-                width += 32
+                width += GROWTH
         self.features = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU())
         self.head = Head(width, num_classes)
 

@@ -16,7 +16,7 @@ def early(epochs: int, source: str = "clean holdout") -> str:
     return f"small_cnn of {epochs} epochs, {source}"
 
 
-def most_accurate(source: str = "clean holdout") -> str:
+def most_accurate(source: str) -> str:
     """Those of the epoch of highest accuracy, and not of lowest loss."""
     return f"small_cnn of highest accuracy, {source}"
 

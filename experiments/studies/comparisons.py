@@ -41,16 +41,16 @@ def sooner(group: str, arm: str, accuracy: float, factor: float, other: str = "u
     return Compare(group, arm, to(accuracy), other, factor=factor, unit=unit, digits=0)
 
 
-def better(group: str, arm: str, other: str = "uniform", plus: float = 0.0) -> Compare:
-    return Compare(group, arm, final, other, plus=plus, above=True, unit=" %")
+def better(group: str, arm: str, other: str = "uniform") -> Compare:
+    return Compare(group, arm, final, other, above=True, unit=" %")
 
 
-def worse(group: str, arm: str, other: str = "uniform", plus: float = 0.0) -> Compare:
-    return Compare(group, arm, final, other, plus=plus, unit=" %")
+def worse(group: str, arm: str, plus: float = 0.0) -> Compare:
+    return Compare(group, arm, final, "uniform", plus=plus, unit=" %")
 
 
-def fewer(group: str, arm: str, kind: str, factor: float = 1.0, other: str = "uniform") -> Compare:
-    return Compare(group, arm, picks(kind), other, factor=factor, unit=" %")
+def fewer(group: str, arm: str, kind: str, other: str = "uniform") -> Compare:
+    return Compare(group, arm, picks(kind), other, unit=" %")
 
 
 def fewer_known(group: str, arm: str) -> Compare:

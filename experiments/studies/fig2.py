@@ -34,6 +34,11 @@ def paper(default: str, small: str, none: str) -> dict[str, str]:
     return dict(zip(names, (default, small, none), strict=True))
 
 
+def speedups(title: str, arms: dict[str, Cell], note: str) -> Group:
+    """Arms of which only the speed-up is shown."""
+    return Group(title, arms, show=("speedup",), note=note)
+
+
 STUDY = Study(
     "fig2",
     "Figure 2, rows 1 to 3: how small and from what data the irreducible-loss model may be",
@@ -85,11 +90,8 @@ ARCHITECTURES = Study(
             },
             show=("speedup",),
         ),
-        Group(
-            "CIFAR-100",
-            architectures(Cell("cifar100", epochs=EPOCHS)),
-            show=("speedup",),
-            note="The paper: 1.9 to 3.0.",
+        speedups(
+            "CIFAR-100", architectures(Cell("cifar100", epochs=EPOCHS)), "The paper: 1.9 to 3.0."
         ),
     ),
     seeds=1,
@@ -113,18 +115,12 @@ GRID = Study(
     "fig2_grid",
     "Figure 2, row 5: one small irreducible-loss model for 27 settings of the hyper-parameters",
     (
-        Group(
+        speedups(
             "CIFAR-10",
             grid(Cell("cifar10", epochs=EPOCHS)),
-            show=("speedup",),
-            note="The paper: 0.97 to 3.45, lowest at rate 0.01 with n_B 960.",
+            "The paper: 0.97 to 3.45, lowest at rate 0.01 with n_B 960.",
         ),
-        Group(
-            "CIFAR-100",
-            grid(Cell("cifar100", epochs=EPOCHS)),
-            show=("speedup",),
-            note="The paper: 0 to 6.2.",
-        ),
+        speedups("CIFAR-100", grid(Cell("cifar100", epochs=EPOCHS)), "The paper: 0 to 6.2."),
     ),
     seeds=1,
     tier=2,
@@ -139,17 +135,15 @@ CINIC10 = Study(
             paper=paper("1.79 1.82", "1.92 1.75 1.61", "1.16 1.02"),
             show=SHOW,
         ),
-        Group(
+        speedups(
             "CINIC-10, seven targets",
             architectures(Cell("cinic10", n_b=64, n_B=640, epochs=EPOCHS)),
-            show=("speedup",),
-            note="The paper: 1.45 to 2.86.",
+            "The paper: 1.45 to 2.86.",
         ),
-        Group(
+        speedups(
             "CINIC-10, 27 settings",
             grid(Cell("cinic10", epochs=EPOCHS)),
-            show=("speedup",),
-            note="The paper: 1.59 to 4.55.",
+            "The paper: 1.59 to 4.55.",
         ),
     ),
     seeds=2,

@@ -50,23 +50,12 @@ def coreset(
         The chosen rows, highest score first, with the ids that they have in the whole data set.
     """
     method = methods.by_name(method)
-    if not 0 < keep <= 1:
-        raise RholossError(
-            f"`keep` must be in (0, 1], but is {keep}; 0.1 keeps a tenth of the data."
-        )
-    if "irreducible_loss" in method.needs and irreducible is None:
-        raise RholossError(
-            f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
-            "`fit_irreducible` returned."
-        )
-    if method.needs >= core.MONTE_CARLO and draws < 2:
-        raise RholossError(
-            f"The method {method.name!r} compares the draws of Monte-Carlo dropout, but `draws` is {draws}; "
-            "pass draws=10, and a proxy with dropout."
-        )
+    _check(method, keep, irreducible, draws)
     indexed = dataset if isinstance(dataset, WithIndex) else WithIndex(dataset)
     if len(indexed) == 0:
-        raise RholossError("The data set is empty, so nothing can be chosen from it.")
+        raise RholossError(
+            "`dataset` is empty, so nothing can be chosen from it; pass one that has rows."
+        )
     scorer = Scorer(loss, batch_norm="eval", draws=draws)
     loader = DataLoader(indexed, batch_size=batch_size, num_workers=num_workers)
     table = None if irreducible is None else as_table(irreducible)
@@ -86,6 +75,23 @@ def coreset(
         )
     rows = selection.position.tolist()
     return WithIndex(Subset(indexed.dataset, rows), [indexed.ids[row] for row in rows])
+
+
+def _check(method: Method, keep: float, irreducible: Any, draws: int) -> None:
+    if not 0 < keep <= 1:
+        raise RholossError(
+            f"`keep` must be in (0, 1], but is {keep}; 0.1 keeps a tenth of the data."
+        )
+    if "irreducible_loss" in method.needs and irreducible is None:
+        raise RholossError(
+            f"The method {method.name!r} needs irreducible losses; pass `irreducible=` what "
+            "`fit_irreducible` returned."
+        )
+    if method.needs >= core.MONTE_CARLO and draws < 2:
+        raise RholossError(
+            f"The method {method.name!r} compares the draws of Monte-Carlo dropout, but `draws` is {draws}; "
+            "pass draws=10, and a proxy with dropout."
+        )
 
 
 def _measure_all(

@@ -1,4 +1,4 @@
-"""Batches of any structure: the ids that they carry, their rows, their way to the device.
+"""Batches of any structure: finding their ids, taking rows out of them, moving them to a device.
 
 A batch is a tree of tuples, lists, dicts, named tuples and dataclasses. Its leaves are tensors or
 arrays with one row per example, and lists with one entry per example: strings, or what cannot be
@@ -88,7 +88,7 @@ def path_name(path: Path) -> str:
 
 
 def is_shared(path: Path, shared: Sequence[str]) -> bool:
-    """Whether a leaf belongs to all rows: it is named in `shared`, or what it is a part of is."""
+    """Whether a leaf belongs to all rows: it, or something that contains it, is named in `shared`."""
     return bool(shared) and any(path_name(path[: n + 1]) in shared for n in range(len(path)))
 
 

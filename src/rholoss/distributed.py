@@ -32,9 +32,7 @@ from rholoss.core import Selection, Stats
 from rholoss.errors import RholossError
 
 CHOICES = ("local", "global")
-PATIENCE = timedelta(
-    days=7
-)  # how long a rank that is done waits for the others, if none of them dies
+PATIENCE = timedelta(days=7)  # for ranks that are done before others; a rank that dies is noticed
 
 
 def is_running() -> bool:
@@ -127,9 +125,7 @@ class Ranks:
         if choice not in CHOICES:
             raise RholossError(f"`choice` is {choice!r}; choose one of {', '.join(CHOICES)}.")
         self.choice, self.alone = choice, alone  # alone: behave as if there were no other ranks
-        self.patience = (
-            patience  # how long to wait for another rank; None: as long as the process group
-        )
+        self.patience = patience  # how long to wait for a rank; None: as the process group does
         self._gloo: Any = None
 
     @property

@@ -73,9 +73,8 @@ class Ladder(TableSource):
         return functools.partial(self._watch, ranks)  # no closure: a copy watches its own
 
     def _watch(self, ranks: Ranks, step: int, stats: Stats, chosen: Chosen) -> None:
-        if (
-            chosen.score_B is not None
-        ):  # the step was scored; a method's score may hold more than this
+        # Of scored steps. Not the method's own score, which may be more than this difference.
+        if chosen.score_B is not None:
             self._note(stats.loss - stats.irreducible_loss)
         if (step + 1) % EVERY == 0:
             told = [mean for mean in ranks.exchange(self._read()) if not math.isnan(mean)]

@@ -95,13 +95,9 @@ class Ledger:
     scoring_flops: float | None = None
     marks: list[tuple[int, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _now: float | None = field(
-        default=None, repr=False
-    )  # last tick; None while the clock is stopped
+    _now: float | None = field(default=None, repr=False)  # last tick; None: the clock is stopped
     _pauses: int = field(default=0, repr=False)
-    _device: torch.device | None = field(
-        default=None, repr=False
-    )  # a GPU, whose work has to be waited for
+    _device: torch.device | None = field(default=None, repr=False)  # a GPU, to be waited for
     _events: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:

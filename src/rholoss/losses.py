@@ -106,7 +106,7 @@ def target_in(batch: Any, loss: LossFunction) -> Tensor | None:
 
 
 def no_label_counts(batch: Any, loss: LossFunction) -> Tensor | None:
-    """Which rows [B] have no label that counts (all are -100), so that their loss is 0 for no merit.
+    """Which rows [B] have no label that counts (all are -100): their loss is 0, but nothing was learnt.
 
     None if there are none, if the labels are not known, or if this kind of loss does not use -100.
     """

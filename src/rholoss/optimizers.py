@@ -1,4 +1,4 @@
-"""Optimizers are given as functions, where the models are made later."""
+"""Optimizers of models that are made later: the user gives a function that makes one."""
 
 from __future__ import annotations
 

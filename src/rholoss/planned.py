@@ -66,9 +66,8 @@ class Planned(DistributedSampler[int]):
         self.left_out = 0  # how many rows are not in this pass
         self._ranks = distributed.place()[1]
         self._num = len(ids) // self._ranks  # rows of this pass on this rank
-        self._done = self._size = (
-            0  # how many of these were remembered, and how many in the last batch
-        )
+        self._done = 0  # how many of these were remembered
+        self._size = 0  # how many of them in the last batch
         self._open = False  # whether the present pass is not counted in `begun` yet
         self._unread = 0  # how often this pass came to its end without anything remembered
         counted = isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
@@ -83,7 +82,7 @@ class Planned(DistributedSampler[int]):
         self._merged = self.memory.seen.clone()
 
     def __len__(self) -> int:
-        """Rows of the pass that was begun last, on this rank; all of them before the first."""
+        """How many rows the present pass has on this rank; before the first pass, all."""
         return self._num
 
     @property
@@ -124,10 +123,8 @@ class Planned(DistributedSampler[int]):
         if self._done:
             self._count()
             return
-        self._unread += (
-            1  # once is no mistake: workers run ahead, or somebody looked at the first batch
-        )
-        if self._unread == 2:
+        self._unread += 1
+        if self._unread == 2:  # once is no mistake: workers run ahead, or somebody had a look
             warnings.warn(
                 "A pass came to its end twice, and nothing was remembered of it; it is dealt again until "
                 "`remember(index, losses)` is called in the loop.",

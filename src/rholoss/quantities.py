@@ -15,9 +15,7 @@ from torch.nn import functional as F
 def grad_norm(logits_KBC: Tensor, target_B: Tensor) -> Tensor:
     """||softmax - onehot||, the norm of d cross-entropy / d logits; at most sqrt(2). Returns [B]."""
     probs_BC = logits_KBC.softmax(2).mean(0)
-    target_B = target_B.clamp(
-        min=0
-    )  # `one_hot` refuses -100; the scorer masks rows without a label
+    target_B = target_B.clamp(min=0)  # `one_hot` takes no -100; the scorer masks such rows
     return (probs_BC - F.one_hot(target_B, probs_BC.shape[1])).norm(dim=1)
 
 

@@ -62,9 +62,7 @@ class CandidateBatches(Sampler[list[int]]):
         seed: int = 0,
         ranks: tuple[int, int] = (0, 1),
     ) -> None:
-        if (
-            step is None or choose is None
-        ):  # Lightning makes a new sampler of this class around its own
+        if step is None or choose is None:  # Lightning makes a new one around a sampler of its own
             raise RholossError(
                 "The batches of `select.batch_sampler` were about to be made anew round a "
                 f"{type(dataset).__name__}, as Lightning does to deal rows to its ranks; they are dealt "

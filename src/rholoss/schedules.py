@@ -1,6 +1,6 @@
-"""How much to select when: a schedule is a pure function of the step number.
+"""When to select: a schedule is a pure function of the step number.
 
-All four are one window of steps in which candidates are scored; outside it the choice is uniform.
+All four schedules are one window of steps in which candidates are scored; outside it the choice is uniform.
 """
 
 from __future__ import annotations

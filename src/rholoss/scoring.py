@@ -115,10 +115,7 @@ class Scorer:
         # If the whole model is in eval mode, its running statistics must not move.
         norm = "batch" if self.batch_norm == "train" and not base.training else self.batch_norm
         device = data.device_of(base)
-        cuts = [(0, rows)]
-        if self.chunk:
-            passes = agreed_passes(base, -(-rows // self.chunk), device)
-            cuts = [(rows * i // passes, rows * (i + 1) // passes) for i in range(passes)]
+        cuts = self._cuts(base, rows, device)
         with (
             torch.no_grad(),
             scoring_mode(base, batch_norm=norm, dropout=dropout),
@@ -128,9 +125,7 @@ class Scorer:
         ):
             parts = []
             for start, stop in cuts:
-                if (
-                    start == stop
-                ):  # another rank has more chunks: take part, since FSDP2 gathers weights
+                if start == stop:  # another rank has more: FSDP2 needs all ranks in each pass
                     self.forward(run, _cut(batch, rows, slice(0, 1)), 1, needs, draws)
                     continue
                 part = batch if len(cuts) == 1 else _cut(batch, rows, slice(start, stop))
@@ -148,7 +143,7 @@ class Scorer:
     def forward(
         self, run: Any, batch: Any, rows: int, needs: frozenset[str], draws: int
     ) -> dict[str, Tensor]:
-        """The quantities of `rows` examples as the model is now: modes and random state as they are."""
+        """The quantities of `rows` examples, without changing any mode or random state."""
         reads_output = needs - {"loss"}
         if not isinstance(self.loss, losses.Task):
             if reads_output:
@@ -183,6 +178,13 @@ class Scorer:
                 values = self.quantities[name](logits_KBC, target)
                 measured[name] = losses.check_per_example(values, rows, argument=name)
         return measured
+
+    def _cuts(self, base: nn.Module, rows: int, device: torch.device) -> list[tuple[int, int]]:
+        """From where to where each pass goes; empty passes keep step with ranks that need more of them."""
+        if not self.chunk:
+            return [(0, rows)]
+        passes = agreed_passes(base, -(-rows // self.chunk), device)
+        return [(rows * i // passes, rows * (i + 1) // passes) for i in range(passes)]
 
     def _compiled_copy(self, model: nn.Module) -> Any:
         if self._compiled is None or self._compiled[0] is not model:
@@ -235,9 +237,7 @@ class Scorer:
                 if buffer.moved():  # writing to a buffer breaks a backward pass that still reads it
                     buffer.restore()
         self._protected = [buffer.name for buffer in protect]
-        if (
-            self.compile
-        ):  # now, so that errors come from the dry run and its time is not scoring time
+        if self.compile:  # in the dry run, where errors are expected and time is not counted
             with kept_buffers(base, [buffer.name for buffer in kept]):
                 self.measure(model, batch, rows, needs, seed=seed)
         return measured, flops
@@ -279,9 +279,7 @@ class Scorer:
         kept: list[KeptBuffer],
     ) -> tuple[dict[str, Tensor], float | None]:
         """`measure`, eager, with the FLOPs of one example if they can be counted."""
-        dynamo = (
-            "torch._dynamo" in sys.modules
-        )  # slow to import; if nobody has, nothing is compiled
+        dynamo = "torch._dynamo" in sys.modules  # slow to import; if it is not, nothing is compiled
         with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
             try:
                 with FlopCounterMode(display=False) as counter:

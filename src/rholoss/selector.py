@@ -119,15 +119,12 @@ class Selector:
         self.guard = Guard()
         self.step, self.off = 0, False  # off: by `auto_off`
         self.selection: Chosen | None = None
-        self._unread = self._told = False  # weights of the last step; whether that was warned of
-        self._checked = self._warned = (
-            False  # the dry run is done; BatchNorm and one row was warned of
-        )
+        self._checked = False  # whether the dry run is done
+        self._unread = False  # whether the last step's importance weights were not read
+        self._told = self._warned = False  # that was warned of; and so was a single row
         self.sampler: CandidateBatches | None = None
         self.smallest: int | None = None  # rows of the last batch of an epoch, if they are known
-        self._saved: dict[
-            str, Any
-        ] = {}  # a loaded state, until there is a batch sampler to compare
+        self._saved: dict[str, Any] = {}  # a loaded state, to compare with a later batch sampler
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Select from a candidate batch; returns the training batch, in the same structure."""

@@ -99,9 +99,7 @@ class Stream(IterableDataset[Any]):
         """The key and the item of each row of a shard; an entry that is the key is taken out of it."""
         for item in _dealt_already(self.read, shard):
             key = self._key_of(item, shard)
-            if not callable(
-                self.key
-            ):  # it comes back as "index", and would be passed to the model here
+            if not callable(self.key):  # it returns as "index"; left here, the model would get it
                 item = {name: value for name, value in item.items() if name != self.key}
             yield key, item
 

@@ -174,35 +174,37 @@ def _print(
         f"uniform step: {timings.batch} rows, training {timings.training * 1e3:.2f} ms, loading "
         f"{timings.loading[1] * 1e3:.2f} ms ({waits})"
     )
-    rows = [
-        (
-            str(row.k),
-            f"{1 / row.k:.2f}",
-            str(row.candidates),
-            f"{row.scoring * 1e3:.2f}",
-            f"{row.training * 1e3:.2f}",
-            f"{row.loading * 1e3:.2f}",
-            f"{row.ratio:.2f}x",
-            "cannot pay" if math.isinf(row.break_even) else f"{row.break_even:.2f}x",
-        )
-        for row in table
-    ]
-    tables.show(COLUMNS, rows, numbers=COLUMNS)
+    tables.show(COLUMNS, [_cells(row) for row in table], numbers=COLUMNS)
     if scored:
         typer.echo(f"with {scored[0].workers} scoring workers:")
-        predicted = [
-            (
-                str(row.k),
-                f"{1 / row.k:.2f}",
-                f"{found.seconds * 1e3:.2f}",
-                f"{found.seconds / row.uniform_step:.2f}x",
-                found.bound,
-                f"{found.by_workers:.0%}",
-            )
-            for row, found in zip(table, scored, strict=True)
-        ]
-        tables.show(
-            WORKER_COLUMNS, predicted, numbers=[c for c in WORKER_COLUMNS if c != "bound by"]
-        )
+        pairs = zip(table, scored, strict=True)
+        numbers = [name for name in WORKER_COLUMNS if name != "bound by"]
+        tables.show(WORKER_COLUMNS, [_worker_cells(*pair) for pair in pairs], numbers=numbers)
     for sentence in said:
         typer.echo(f"- {sentence}")
+
+
+def _cells(row: Cost) -> tuple[str, ...]:
+    """A row under `COLUMNS`."""
+    return (
+        str(row.k),
+        f"{1 / row.k:.2f}",
+        str(row.candidates),
+        f"{row.scoring * 1e3:.2f}",
+        f"{row.training * 1e3:.2f}",
+        f"{row.loading * 1e3:.2f}",
+        f"{row.ratio:.2f}x",
+        "cannot pay" if math.isinf(row.break_even) else f"{row.break_even:.2f}x",
+    )
+
+
+def _worker_cells(row: Cost, found: Prediction) -> tuple[str, ...]:
+    """A row under `WORKER_COLUMNS`."""
+    return (
+        str(row.k),
+        f"{1 / row.k:.2f}",
+        f"{found.seconds * 1e3:.2f}",
+        f"{found.seconds / row.uniform_step:.2f}x",
+        found.bound,
+        f"{found.by_workers:.0%}",
+    )

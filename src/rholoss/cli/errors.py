@@ -1,7 +1,7 @@
 """What a command says when it cannot go on: one line and an exit code, never a traceback.
 
-A user's error (`RholossError`, a wrong option) exits with 2, Ctrl-C with 130. Anything else is a bug
-of ours or an error inside the user's own code: its traceback is what helps, so it is left alone.
+A user's error (`RholossError`, a wrong option) exits with 2, Ctrl-C with 130. Anything else is a bug in
+this library or an error inside the user's own code: then the traceback helps, and is shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rholoss.errors import RholossError
 
 USER_ERROR, INTERRUPTED = 2, 130
 TRACEBACK, TRACEBACK_VARIABLE = "--traceback", "RHOLOSS_TRACEBACK"
-# typer brings click with it or depends on it, as its version has it; this is the right class in both.
+# Newer versions of typer contain click, older ones depend on it; this is the right class for both.
 UsageError: Any = typer.BadParameter.__base__
 
 

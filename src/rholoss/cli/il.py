@@ -19,7 +19,7 @@ from rholoss.distributed import is_running
 from rholoss.errors import RholossError
 from rholoss.il import files
 from rholoss.il.fit import fit_irreducible
-from rholoss.il.guessing import beside, mean_and_guess
+from rholoss.il.guessing import mean_and_guess, with_guess
 from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
@@ -247,7 +247,7 @@ il.command(short_help="What is in a directory of losses.")(show)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
-    """Raise if complete losses would be replaced; unfinished work is gone on with."""
+    """Raise if complete losses would be replaced. Unfinished work is no obstacle: it is continued."""
     if overwrite or not (out / files.META).exists():
         return
     old = files.read_meta(out)
@@ -259,7 +259,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 
 def _report(made: Irreducible, out: Path) -> None:
-    measured, mean = int((~made.values.isnan()).sum()), beside(*mean_and_guess(made))
+    measured, mean = int((~made.values.isnan()).sum()), with_guess(*mean_and_guess(made))
     typer.echo(
         f"{out}: {measured:,} irreducible losses, made in {clock(made.seconds)}: {mean}.\n"
         f"Look at them: rholoss il show {out}\n"

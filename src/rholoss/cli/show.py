@@ -13,7 +13,7 @@ import typer
 
 from rholoss.cli import objects, options
 from rholoss.errors import RholossError
-from rholoss.il.guessing import SAMPLED, mean_and_guess, strided, told
+from rholoss.il.guessing import SAMPLED, assessed, mean_and_guess, strided
 from rholoss.il.ids import Ids, plain_id
 from rholoss.il.store import Irreducible
 from rholoss.progress import clock
@@ -152,7 +152,7 @@ def lines(about: dict[str, Any]) -> list[str]:
     if about["sampled"] < about["rows"]:
         said.append(f"{'sample':<10} figures below are of {about['sampled']:,} rows, evenly spaced")
     if about["quantiles"]:
-        said += ["", f"{told(about['mean'], about['guess'])}; quantiles:"]
+        said += ["", f"{assessed(about['mean'], about['guess'])}; quantiles:"]
         said.append("  ".join(f"{float(q):.0%} {v:.4f}" for q, v in about["quantiles"].items()))
         said += ["", *_bars(about["histogram"])]
     if "highest" in about:

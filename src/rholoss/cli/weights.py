@@ -39,7 +39,7 @@ def read_weights(file: Path) -> dict[str, Any]:
         return _read_safetensors(file)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of bytes that are none of torch's anything may come
+    except Exception as error:  # bytes that torch did not write may raise anything
         reason = str(error).partition("\n")[0].rstrip(" .")
         raise RholossError(
             f"--weights {file} cannot be read as weights alone ({type(error).__name__}: {reason}). Save "

@@ -1,4 +1,4 @@
-"""The demo's handwritten digits: an excerpt of MNIST that travels with the package.
+"""The demo's handwritten digits: an excerpt of MNIST that is part of the package.
 
 The file is an xz stream of six idx arrays, as MNIST's own files hold them: images and labels of the
 training points, of the holdout points and of the test points. `tools/make_mnist_excerpt.py` makes it

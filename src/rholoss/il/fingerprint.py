@@ -18,7 +18,7 @@ import numpy as np
 
 from rholoss.errors import IdentityMismatchError, RholossError
 from rholoss.il.hashing import ABSENT, content_hash, feed, label_codes
-from rholoss.il.ids import Ids, as_ids, shown
+from rholoss.il.ids import Ids, as_ids, shown, shown_at
 from rholoss.il.views import evenly, labels_of, own_randomness, rows_inside
 from rholoss.indexed import ids_of_rows, without_ids
 
@@ -168,7 +168,7 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
         if moved
         else "Labels were changed."
     )
-    details = f"ids {shown([found.ids[i] for i in differ[:6]])}"
+    details = f"ids {shown_at(found.ids, differ)}"
     if found.integers and integers:
         some = [f"id {found.ids[i]} had {then[i]}, has {found.codes[i]}" for i in differ[:3]]
         details = "; ".join(some)
@@ -181,8 +181,8 @@ def _compare_labels(then: np.ndarray, found: Identity, integers: bool, what: str
 def tell_other_labels(then: np.ndarray, now: np.ndarray, ids: Ids) -> str | None:
     """A warning about points whose labels (whole numbers) have changed since they were measured.
 
-    None if no label has changed, or if classes were merely renamed or merged, as a `target_transform`
-    does: then each old label always becomes the same new one, and no row was moved.
+    None if no label has changed, or if classes were merely renamed, merged or split, as a
+    `target_transform` does: then labels correspond to each other everywhere, and no row was moved.
     """
     differ = np.flatnonzero((then != now) & (then != ABSENT))
     pairs = np.stack([then, now])[:, then != ABSENT]

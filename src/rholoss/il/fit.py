@@ -36,6 +36,7 @@ from rholoss.il.train import (
     Factory,
     MakeModel,
     Settings,
+    Work,
     adamw,
     fit_member,
     rows_to_visit,
@@ -129,14 +130,15 @@ def fit_irreducible(
         identity = identify(points.dataset, labels)
         rows_for(points.ids, identity)
         factory = Factory(make_model, where)
-        model = factory(members[0])  # made now, because it tells whether the job is the same
+        work = Work(data, points, members, settings, factory, labels, keep_weights)
+        made = [factory(members[0])]  # now, because it shows whether the job is the same
         job = {
             "scored": [identity.digest, content],
             "data": identify(data, stored={}).digest,
             "loss": named(loss),
             "numbers": [folds, seed, numbers],
-            **_about_training(model, settings),
-            "code": code_of(model, per_example, collate_fn),
+            **_about_training(made[0], settings),
+            "code": code_of(made[0], per_example, collate_fn),
             "content": None if out is None else content_of_some(data),
         }
         about = {
@@ -148,19 +150,11 @@ def fit_irreducible(
             from rholoss.il import ranks as over_ranks
 
             job["work"] = "fit over ranks"
-            work = over_ranks.Fit(data, points, members, settings, factory, labels, keep_weights)
             about_fits = functools.partial(_about_fits, members, folds, seed)
             return over_ranks.fit(work, job, about, about_fits, out, progress)
         partial = Partial(out, job, scoring.batch_size)
         say(partial.said)
-        value_n, fits = np.full(len(points.ids), np.nan, np.float32), []
-        for number, member in enumerate(members):
-            model = model if number == 0 else factory(member)
-            title = f"model {number + 1} of {len(members)}" if folds else "irreducible-loss model"
-            fit, value_n[member.score] = _fit_and_score(
-                model, data, points, member, settings, partial, title, progress
-            )
-            fits.append(fit)
+        fits, value_n = _fit_and_score(work, made, partial, progress)
     weights = [fit.pop("state") for fit in fits]
     about |= _about_fits(members, folds, seed, fits)
     kept = weights if keep_weights else None
@@ -199,28 +193,34 @@ def _plan(data: Any, score: Any, folds: int | None, seed: int) -> tuple[Points, 
 
 
 def _fit_and_score(
-    model: nn.Module,
-    data: Any,
-    points: Points,
-    member: split.Member,
-    settings: Settings,
-    partial: Partial,
-    title: str,
-    progress: bool,
-) -> tuple[dict[str, Any], np.ndarray]:
-    """One member: fitted, unless an earlier run did that, and the losses of its points."""
-    fit = partial.fitted(member.name)
-    if fit is None:
-        with Bar(rows_to_visit(member, settings), f"fitting {title}", progress) as bar:
-            fit = fit_member(model, without_ids(data), points, member, settings, bar)
-        partial.keep_fitted(member.name, fit)
-    else:
-        model.load_state_dict(fit["state"])
-    with Bar(len(member.score), f"scoring with {title}", progress) as bar:
-        value_n, fit["scoring_seconds"] = score_points(
-            model, points, member.score, settings.loss, settings.scoring, partial, member.name, bar
+    work: Work, made: list[nn.Module], partial: Partial, progress: bool
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Fit each member, unless an earlier run did that; the losses of all points.
+
+    `made` holds the model of the first member; it is taken out, so that memory holds one at a time.
+    """
+    points, settings = work.points, work.settings
+    fits, value_n = [], np.full(len(points.ids), np.nan, np.float32)
+    for number, member in enumerate(work.members):
+        model = made.pop() if made else work.factory(member)
+        several = len(work.members) > 1
+        title = (
+            f"model {number + 1} of {len(work.members)}" if several else "irreducible-loss model"
         )
-    return fit, value_n
+        fit = partial.fitted(member.name)
+        if fit is None:
+            with Bar(rows_to_visit(member, settings), f"fitting {title}", progress) as bar:
+                fit = fit_member(model, without_ids(work.data), points, member, settings, bar)
+            partial.keep_fitted(member.name, fit)
+        else:
+            model.load_state_dict(fit["state"])
+        which = member.score
+        with Bar(len(which), f"scoring with {title}", progress) as bar:
+            value_n[which], fit["scoring_seconds"] = score_points(
+                model, points, which, settings.loss, settings.scoring, partial, member.name, bar
+            )
+        fits.append(fit)
+    return fits, value_n
 
 
 def _about_training(model: nn.Module, settings: Settings) -> dict[str, Any]:

@@ -52,19 +52,19 @@ def hardly_better(mean: float, guess: float | None) -> bool:
     return guess is not None and not mean <= HARDLY * guess
 
 
-def beside(mean: float, guess: float | None) -> str:
-    """The mean loss beside that of a guess."""
+def with_guess(mean: float, guess: float | None) -> str:
+    """The mean loss and that of a guess, in words."""
     known = "" if guess is None else f" (a guess by the classes' shares: {guess:.4f})"
     return f"mean {mean:.4f}{known}"
 
 
-def told(mean: float, guess: float | None, remedy: str = REMEDY) -> str:
-    """The mean loss beside that of a guess; with a word of warning where they are close."""
+def assessed(mean: float, guess: float | None, remedy: str = REMEDY) -> str:
+    """The mean loss and that of a guess, with a warning if the mean is hardly lower."""
     if not hardly_better(mean, guess):
-        return beside(mean, guess)
+        return with_guess(mean, guess)
     return (
-        f"{beside(mean, guess)}. Hardly better than guessing, so these losses are no guide to what can be "
-        f"learnt: {remedy}"
+        f"{with_guess(mean, guess)}. Hardly better than guessing, so these losses are no guide to what can "
+        f"be learnt: {remedy}"
     )
 
 
@@ -72,4 +72,6 @@ def tell_useless(il: Irreducible, remedy: str = REMEDY, stacklevel: int = 3) -> 
     """Warn if the losses are hardly better than those of a guess."""
     mean, guess = mean_and_guess(il)
     if hardly_better(mean, guess):
-        warnings.warn(f"Irreducible losses: {told(mean, guess, remedy)}.", stacklevel=stacklevel)
+        warnings.warn(
+            f"Irreducible losses: {assessed(mean, guess, remedy)}.", stacklevel=stacklevel
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from rholoss.errors import RholossError
 
 Ids = np.ndarray | list[str]  # int64 [n], or string keys
+SHOWN = 5  # ids in a message
 
 
 def as_ids(ids: Any, argument: str = "ids") -> Ids:
@@ -50,10 +51,15 @@ def plain_id(id_: Any) -> str | int:
     return id_ if isinstance(id_, str) else int(id_)
 
 
-def shown(ids: Any, limit: int = 5) -> str:
-    """Some of the ids, for a message: `3, 17, 40, ...`."""
-    some = [repr(plain_id(id_)) for id_ in ids[:limit]]
-    return ", ".join(some) + (", ..." if len(ids) > limit else "")
+def shown(ids: Any) -> str:
+    """The first of the ids, for a message: `3, 17, 40, 41, 58, ...`."""
+    some = [repr(plain_id(id_)) for id_ in ids[:SHOWN]]
+    return ", ".join(some) + (", ..." if len(ids) > SHOWN else "")
+
+
+def shown_at(ids: Any, places: np.ndarray) -> str:
+    """`shown` for the ids at these places."""
+    return shown([ids[place] for place in places[: SHOWN + 1]])
 
 
 def key_hash(key: str) -> int:
@@ -86,7 +92,7 @@ def check_not_negative(ids: np.ndarray) -> None:
         )
 
 
-def check_distinct(ids: Ids, argument: str = "ids") -> None:
+def check_distinct(ids: Ids) -> None:
     """Raise if an id occurs twice, or if two string keys have the same hash."""
     codes = hash_keys(ids) if isinstance(ids, list) else ids
     order = np.argsort(codes, kind="stable")
@@ -96,10 +102,10 @@ def check_distinct(ids: Ids, argument: str = "ids") -> None:
     first, second = ids[order[same[0]]], ids[order[same[0] + 1]]
     if first == second:
         raise RholossError(
-            f"`{argument}` holds {len(same)} ids more than once, among them "
-            f"{shown([ids[order[i]] for i in same])}. Give one loss for each id."
+            f"`ids` holds {len(same)} ids more than once, among them {shown_at(ids, order[same])}. Give one "
+            "loss for each id."
         )
     raise RholossError(
-        f"The keys {first!r} and {second!r} in `{argument}` have the same 64-bit hash, so their losses "
+        f"The keys {first!r} and {second!r} in `ids` have the same 64-bit hash, so their losses "
         "could not be told apart. Change one of them, or use row numbers as ids."
     )

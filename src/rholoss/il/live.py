@@ -90,7 +90,7 @@ class LiveIrreducible(Source):
         self.optimizer.step()
 
     def _mode(self) -> contextlib.AbstractContextManager[None]:
-        self.model.eval()  # whatever a framework did to it since
+        self.model.eval()  # a framework may have changed it since
         if self.batch_norm == "train" and place()[1] > 1:
             raise RholossError(
                 "`batch_norm`='train' of a `LiveIrreducible` is for one process: each would have running "

@@ -59,13 +59,13 @@ class Parts:
         self.folder, self.claims = folder, folder / f"claims-{start}"
 
     def open_claims(self) -> None:
-        """Forget the claims of earlier starts. For one rank, before any of them claims."""
+        """Remove the claims of earlier starts. To be called by one rank, before any rank claims."""
         for old in self.folder.glob("claims-*"):
             shutil.rmtree(old)
         self.claims.mkdir()
 
     def claim(self, unit: str) -> bool:
-        """Whether this process gets the unit; of all that ask, one does."""
+        """Claim a unit; True for exactly one of the processes that try."""
         try:
             os.close(os.open(self.claims / unit, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
@@ -94,9 +94,9 @@ class Parts:
             temporary.write_bytes(header.tobytes() + content)
 
     def of(self, unit: str) -> tuple[list[Path], int, bool]:
-        """The whole parts of a unit up to the first that is not, their rows, and whether it is complete.
+        """The intact parts of a unit up to the first damaged one, their rows, and whether that is all of it.
 
-        Reads them, to compare their checksums.
+        Reads the parts, to compare their checksums.
         """
         found: list[Path] = []
         rows = 0
@@ -112,7 +112,7 @@ class Parts:
         raise AssertionError("a unit has at most a million parts")
 
     def unclaimed(self, units: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-        """Claim one unit after the other that is not complete: name, parts and rows that it has."""
+        """Claim units that are not complete, one by one; yields name, number of parts, and of rows."""
         for unit in units:
             if self.claim(unit):
                 kept, rows, complete = self.of(unit)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from rholoss import data as batch_data
 from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash, numpy_of
-from rholoss.il.ids import Ids, as_ids, shown
+from rholoss.il.ids import Ids, as_ids, shown_at
 from rholoss.il.views import evenly, rows_inside, seed_all
 from rholoss.indexed import fetch, ids_of_rows, without_ids
 from rholoss.naming import code_hash, named, without_addresses
@@ -91,7 +91,7 @@ def points_of(dataset: Any, argument: str) -> Points:
         if len(other):
             raise RholossError(
                 f"{len(other)} rows of `{argument}` have an id that another row has, too: "
-                f"{shown([ids[place] for place in other[:6]])}. Give each row an id of its own, in "
+                f"{shown_at(ids, other)}. Give each row an id of its own, in "
                 "`rholoss.WithIndex(dataset, ids=...)`: of files, for one, the whole path."
             )
     return Points(dataset, distinct.tolist() if isinstance(ids, list) else distinct, position)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,12 @@ from rholoss.il import spread
 from rholoss.il.build import rows_for
 from rholoss.il.guessing import tell_useless
 from rholoss.il.ids import as_ids
-from rholoss.il.points import Loading, Points, content_of_some, points_of
+from rholoss.il.partial import Partial
+from rholoss.il.parts import Parts
+from rholoss.il.points import Loading, content_of_some, points_of
 from rholoss.il.score import job_of_scoring, meta_of_scoring
-from rholoss.il.split import Member
 from rholoss.il.store import Irreducible
-from rholoss.il.train import Factory, Settings, fit_member, rows_to_visit
+from rholoss.il.train import Work, fit_member, rows_to_visit
 from rholoss.il.views import own_randomness, root_of
 from rholoss.indexed import WithIndex, ids_of_rows, without_ids
 from rholoss.naming import named
@@ -85,21 +85,8 @@ def _check_rows(dataset: Any) -> None:
         rows_for(as_ids(ids), None)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What `fit_irreducible` has to do."""
-
-    data: Any
-    points: Points
-    members: list[Member]
-    settings: Settings
-    factory: Factory
-    labels: Any
-    keep_weights: bool
-
-
 def fit(
-    work: Fit,
+    work: Work,
     job: Mapping[str, Any],
     about: Mapping[str, Any],
     about_fits: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
@@ -110,16 +97,7 @@ def fit(
     ranks, loading = Ranks(patience=PATIENCE), work.settings.scoring
     partial, parts = spread.begin(out, job, loading.batch_size, ranks)
     with ranks.together():
-        for number, member in enumerate(work.members):
-            if partial.fitted(member.name) is None and parts.claim(f"fit-{member.name}"):
-                title = f"fitting model {number + 1} of {len(work.members)}, rank {ranks.rank}"
-                model = work.factory(member)
-                visits = rows_to_visit(member, work.settings)
-                with Bar(visits, title, progress) as bar:
-                    fitted = fit_member(
-                        model, without_ids(work.data), work.points, member, work.settings, bar
-                    )
-                partial.keep_fitted(member.name, fitted)
+        _fit_unclaimed(work, partial, parts, ranks, progress)
     dataset = _indexed(work.points.dataset)
     with ranks.together():
         data = spread.about_rows(dataset, work.labels)
@@ -128,26 +106,14 @@ def fit(
     for member in work.members:
         made = partial.fitted(member.name)
         assert made is not None  # every rank was told if it could not be fitted or kept
+        model, title = work.factory(member), f"scoring {member.name}"
+        model.load_state_dict(made["state"])
         position = work.points.position[member.score]
         block = spread.Blocks(
-            dataset,
-            loading.batch_size,
-            codes=data.codes,
-            position=position,
-            name=member.name,
+            dataset, loading.batch_size, codes=data.codes, position=position, name=member.name
         )
-        model = work.factory(member)
-        model.load_state_dict(made["state"])
-        spread.measure_together(
-            model,
-            block,
-            parts,
-            work.settings.loss,
-            loading,
-            ranks,
-            f"scoring {member.name}",
-            progress,
-        )
+        loss = work.settings.loss
+        spread.measure_together(model, block, parts, loss, loading, ranks, title, progress)
         units.append(block)
         fits.append(made)
     weights = [made.pop("state") for made in fits]
@@ -163,3 +129,17 @@ def fit(
         if ranks.rank == 0:
             tell_useless(il, stacklevel=4)
     return il
+
+
+def _fit_unclaimed(
+    work: Work, partial: Partial, parts: Parts, ranks: Ranks, progress: bool
+) -> None:
+    """Fit one model after the other that is not fitted yet, and that no other rank has claimed."""
+    for number, member in enumerate(work.members):
+        if partial.fitted(member.name) is None and parts.claim(f"fit-{member.name}"):
+            title = f"fitting model {number + 1} of {len(work.members)}, rank {ranks.rank}"
+            model = work.factory(member)
+            with Bar(rows_to_visit(member, work.settings), title, progress) as bar:
+                data = without_ids(work.data)
+                fitted = fit_member(model, data, work.points, member, work.settings, bar)
+            partial.keep_fitted(member.name, fitted)

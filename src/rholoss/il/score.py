@@ -23,7 +23,7 @@ from rholoss.il.build import check_meta, library_version, rows_for, table_of
 from rholoss.il.fingerprint import Identity, identify
 from rholoss.il.guessing import tell_useless
 from rholoss.il.hashing import content_hash
-from rholoss.il.ids import shown
+from rholoss.il.ids import shown_at
 from rholoss.il.partial import Partial
 from rholoss.il.points import (
     Loading,
@@ -122,7 +122,7 @@ def finish(
 ) -> Irreducible:
     """The table of all losses. With `out` it is saved, and loaded from there as a memory map."""
     bad = np.flatnonzero(~np.isfinite(value_n))
-    tell_unusable(len(bad), len(value_n), f" (ids {shown([points.ids[i] for i in bad[:6]])})")
+    tell_unusable(len(bad), len(value_n), f" (ids {shown_at(points.ids, bad)})")
     il = table_of(value_n, points.ids, identity, meta, weights)
     if out is None:
         return il

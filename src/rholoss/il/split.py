@@ -110,6 +110,4 @@ def _look_the_same(one: Any, other: Any) -> bool:
         return files[0] == files[1]
     rows = evenly(len(one), COMPARED).tolist()
     first, second = ([content_hash(each[row]) for row in rows] for each in (one, other))
-    return first == second and len(set(first)) == len(
-        first
-    )  # items that are all alike prove nothing
+    return first == second and len(set(first)) == len(first)  # equal items would prove nothing

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,14 +146,10 @@ class _Open:
 
     def entries(self) -> np.ndarray:
         loss_n = torch.cat(self.losses).cpu().numpy() if self.losses else np.empty(0, np.float32)
+        label_n = np.concatenate(self.codes) if self.codes else None
         if self.keyed:
-            listed = [key for ids in self.ids for key in ids]
-            found = entries_of(listed, loss_n)
-        else:
-            found = entries_of(np.concatenate([np.empty(0, np.int64), *self.ids]), loss_n)
-        if self.codes:
-            found["label"] = np.concatenate(self.codes)
-        return found
+            return entries_of(list(chain(*self.ids)), loss_n, label_n)
+        return entries_of(np.concatenate([np.empty(0, np.int64), *self.ids]), loss_n, label_n)
 
 
 def measure(

@@ -22,9 +22,9 @@ from rholoss.il.fingerprint import (
     identify,
     tell_other_labels,
 )
-from rholoss.il.guessing import beside, mean_and_guess
+from rholoss.il.guessing import mean_and_guess, with_guess
 from rholoss.il.hashing import ABSENT, label_codes
-from rholoss.il.ids import Ids, as_ids, hash_keys, shown
+from rholoss.il.ids import Ids, as_ids, hash_keys, shown_at
 
 CHECKS = ("full", "size", "none")
 REPR_ROWS = 100_000  # that are looked at for a mean
@@ -75,7 +75,7 @@ class Irreducible:
     def __repr__(self) -> str:
         ids = "integer ids" if self.keys is None else "string keys"
         model = (self.meta.get("model") or {}).get("class", "unknown model")
-        mean = beside(*mean_and_guess(self, REPR_ROWS))
+        mean = with_guess(*mean_and_guess(self, REPR_ROWS))
         kind = self.meta.get("loss")
         rows = files.measured_rows(self.meta)
         return f"Irreducible({rows}, {ids}, {kind} loss of {model}, {mean})"
@@ -94,9 +94,7 @@ class Irreducible:
     def lookup(self, ids: Any) -> Tensor:
         """The losses of these ids, float32 [n] on the CPU; NaN where there is none."""
         row, known = self.rows_of(as_ids(ids))
-        row = np.require(
-            row, requirements=["C", "W"]
-        )  # torch takes no views, and nothing read-only
+        row = np.require(row, requirements=["C", "W"])  # contiguous and writable, as torch needs it
         found = self.values.index_select(0, torch.from_numpy(row))
         return found if known is None else found.masked_fill_(torch.from_numpy(~known), torch.nan)
 
@@ -116,7 +114,7 @@ class Irreducible:
             "unknown": unknown,
         }
         parts = [
-            f"{shown([ids[i] for i in np.flatnonzero(which)[:6]])} ({why})"
+            f"{shown_at(ids, np.flatnonzero(which))} ({why})"
             for why, which in kinds.items()
             if which.any()
         ]

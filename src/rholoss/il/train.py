@@ -90,6 +90,19 @@ class Factory:
         return model
 
 
+@dataclass(frozen=True)
+class Work:
+    """What `fit_irreducible` has to do."""
+
+    data: Any
+    points: Points
+    members: list[Member]
+    settings: Settings
+    factory: Factory
+    labels: Any
+    keep_weights: bool
+
+
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Those that an optimizer gets."""
     return [p for p in model.parameters() if p.requires_grad]

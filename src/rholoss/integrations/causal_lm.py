@@ -28,7 +28,10 @@ class CausalLMLoss:
 
     def __init__(self, tokens: int = 4096) -> None:
         if tokens < 1:
-            raise RholossError(f"`tokens` must be at least 1, but is {tokens}.")
+            raise RholossError(
+                f"`tokens` must be at least 1, but is {tokens}: so many positions go through the output "
+                "layer at a time."
+            )
         self.tokens = tokens
         self._checked: Any = None  # the class of model that was compared
 

@@ -153,7 +153,7 @@ class RhoMixin:
         return trimmed(batch, multiple) if self._trim else batch
 
     def get_eval_dataloader(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """A column of ids passes by the collator, which may know nothing of it, as in training."""
+        """As in training, a column of ids bypasses the collator, which may not know it."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         with self._ids_beside(dataset):
@@ -279,7 +279,7 @@ def _check_size(dataset: Any, trained: int, whole: int) -> None:
 
 @contextlib.contextmanager
 def _dealt_once(accelerator: Any, dataset: Any) -> Iterator[None]:
-    """A `Stream` deals shards to the ranks by itself: accelerate only moves its batches to the device."""
+    """Let accelerate only move the batches of a `Stream`, which shares shards out among ranks by itself."""
     if accelerator.num_processes == 1 or not isinstance(dataset, Stream):
         yield
         return
@@ -332,7 +332,7 @@ def _ids_in_front(dataset: Any) -> str | None:
 
 
 class KeepIds:
-    """A collator that leaves the inner one to its own columns, and puts ids beside what it made.
+    """A collator that hands the inner one its own columns only, and adds the ids to what that makes.
 
     Args:
         behind: None where items are mappings with an "index". Where they begin with their id, as those

@@ -55,7 +55,7 @@ class _Select:
         self._selected = False  # since the last training step
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Put the selection behind the hook of whoever owns it, for the time of the fit."""
+        """Call the selection after the owner's own hook, for the time of the fit."""
         if stage != "fit":
             return
         _check_supported(trainer)
@@ -69,7 +69,7 @@ class _Select:
         self._hooks.enter_context(_around(trainer.precision_plugin, "convert_input", _keep_exact))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning knows the loader: the rows of its last batch, and what irreducible losses in it cost."""
+        """Read from the loader how many rows its last batch has, and what its irreducible losses cost."""
         loader = trainer.train_dataloader
         if isinstance(loader, Watched) and loader.undealt:
             raise RholossError(
@@ -115,7 +115,7 @@ class _Select:
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
     ) -> None:
-        """No step without a selection: one that is silently left out would be taken for a result."""
+        """Raise if nothing was selected for a step: training on all rows would look like a result."""
         if not self._selected:
             raise RholossError(
                 f"A training batch did not pass through `{HOOK}`, so nothing was selected from it. This "
@@ -124,11 +124,11 @@ class _Select:
         self._selected = False
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """The clock of the ledger stands still while the model is validated."""
+        """Stop the ledger's clock while the model is validated."""
         self._pause.enter_context(self.selector.ledger.paused())
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """And runs on."""
+        """Start the clock again."""
         self._pause.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -156,7 +156,7 @@ class _Select:
 
 @contextlib.contextmanager
 def _around(owner: Any, name: str, function: Hook) -> Iterator[None]:
-    """Have `function(own, ...)` called in place of a method of the owner, `own`."""
+    """Replace a method of the owner for a while by `function(own, ...)`, where `own` is the method."""
     own, before = getattr(owner, name), vars(owner).get(name)
 
     # `wraps` also tells Lightning that nobody has overridden the hook; it would warn otherwise.

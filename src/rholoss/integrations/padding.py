@@ -13,9 +13,9 @@ from rholoss.losses import IGNORED
 def trimmed(batch: Mapping[str, Any], multiple: int = 1) -> dict[str, Any]:
     """The batch without the columns that are padding in all its rows, on either side.
 
-    Whole numbers that are shaped like the attention mask are cut, to a `multiple` of columns; a column
-    with labels that count stays. Nothing is cut where something else could belong to the columns: boxes
-    [B, L, 4], weights of tokens. Waits for the device: the Trainer does so at every step anyway.
+    Integer tensors with the shape of the attention mask are cut to a `multiple` of columns; columns with
+    labels that count stay. Nothing is cut if another tensor might have the same columns: boxes [B, L, 4],
+    weights of tokens. Waits for the device, as the Trainer does at every step anyway.
     """
     mask = batch.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:

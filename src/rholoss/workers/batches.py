@@ -129,9 +129,7 @@ class Batches:
         if self._scorer.batch_norm == "train":
             self._scorer.batch_norm = "batch"  # running statistics move by what the worker has seen
         self._statistics = weights.CandidateStatistics(model)
-        self._structure: Any = (
-            None  # an empty training batch, known once the first one was chosen here
-        )
+        self._structure: Any = None  # of a training batch; known after the first, chosen here
         self._note: str | None = None  # our line in the ledger's notes
         self._store: Any = None
         self._door: wire.Door | None = None

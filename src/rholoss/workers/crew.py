@@ -18,10 +18,7 @@ from typing import Any
 from rholoss.workers import wire
 from rholoss.workers.weights import Snapshot
 
-OFTEN, OLD = (
-    100,
-    1.0,
-)  # after so many choices, warn if they are more than so many steps old on average
+OFTEN, OLD = 100, 1.0  # after so many choices, warn if their weights were older than so many steps
 _OLD = (
     "workers choose by weights that are {:.1f} steps old on average. To these, what has been corrected since "
     "still looks wrong, and the run may end below a uniform one: compare. Younger weights: a smaller `every` "
@@ -265,9 +262,8 @@ class Crew:
         def has_room(link: Link) -> bool:
             if link.late or link.weights is None or len(link.tasks) >= self.ahead:
                 return False
-            return (
-                0 <= step - link.weights <= self.max_stale
-            )  # below 0: from before a state was loaded
+            # Below 0: weights from before an earlier state was loaded.
+            return 0 <= step - link.weights <= self.max_stale
 
         return has_room
 

@@ -122,14 +122,15 @@ def serve(
             continue
         step = select.step = head["step"]
         select.k = head["rows"]
+        body: bytes | None = None
         try:
             training = select(model, content.result())
             moved = statistics.read() if select.scorer.batch_norm == "train" else []
-            body: bytes | None = _packed(training, *seen.pop(), moved)
+            body = _packed(training, *seen.pop(), moved)
             answer = {"kind": "chosen", "step": step, "weights": known}
         except Exception as error:  # if the data is the reason, the trainer will meet it too
-            body, answer = None, {"kind": "failed", "step": step}
-            answer["error"] = f"{type(error).__name__}: {error}"
+            told = f"{type(error).__name__}: {error}"
+            answer = {"kind": "failed", "step": step, "error": told}
         try:
             wire.send(connection, answer, body)
         except wire.LOST:
