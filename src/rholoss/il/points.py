@@ -86,6 +86,7 @@ def points_of(dataset: Any, argument: str) -> Points:
         )
     if not len(dataset):
         raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
+    batch_data.check_can_have_ids(without_ids(dataset), argument)
     ids = as_ids(batch_data.ids_of_rows(dataset), argument)
     distinct, position, which = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
     if len(distinct) < len(ids):
