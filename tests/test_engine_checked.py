@@ -2,12 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import rholoss as rho
-from rholoss.engine import Evaluator, Proxy, Resident, Streamed, Trainer, fit_resident, one_cycle
+from rholoss.engine import (
+    Evaluator,
+    InfoBatch,
+    Proxy,
+    Resident,
+    Streamed,
+    Trainer,
+    fit_resident,
+    one_cycle,
+)
 from rholoss.engine.resident import memory_needed
 from rholoss.errors import RholossError
 
@@ -202,3 +212,25 @@ def test_what_does_not_go_with_overlap_is_told_with_its_value(overlap):
             trainer(overlap=overlap, **options)
     with pytest.raises(RholossError, match=f"'rho' and overlap={overlap!r}"):
         trainer(overlap=overlap).time_scoring()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": make_model}, "`model` is a function; pass the torch.nn.Module itself"),
+        ({"total_steps": 30.0}, "`total_steps` must be a whole number, but is 30.0"),
+        ({"candidates": "40"}, "`candidates` must be a whole number, but is '40'"),
+        ({"seed": 1.5}, "`seed` must be a whole number, but is 1.5"),
+        ({"keep": "0.1"}, r"`keep` must be in \(0, 1\] .* but are 0.1 and 40"),
+        ({"schedule": "annealed"}, "`schedule` is 'annealed'; pass a schedule, for instance"),
+        ({"schedule": rho.annealed}, "`schedule` is <function annealed.*; pass a schedule"),
+        ({"plan": "infobatch"}, r"`plan` is 'infobatch'; pass .* for instance InfoBatch\(\)"),
+        ({"plan": InfoBatch}, "`plan` is <class .*InfoBatch'>; pass one that is made"),
+        ({"learning_rate": [0.1] * 30}, r"`learning_rate` is a list; give a number, or a function"),
+        ({"learning_rate": "cosine"}, "`learning_rate` is a str; give a number, or a function"),
+    ],
+)
+def test_arguments_of_another_kind_are_told_before_anything_is_made(options, says):
+    with pytest.raises(RholossError, match=says):
+        trainer(**options)
+    assert trainer(total_steps=np.int64(3), candidates=np.int32(40), seed=np.int64(1)).k == 4

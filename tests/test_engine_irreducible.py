@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +28,14 @@ def test_the_rate_rises_and_falls_to_nearly_zero():
     assert rates.index(2.0) == 19
     assert rates[0] == pytest.approx(0.1)
     assert rates[-1] == pytest.approx(2 / 80)
+
+
+def test_numbers_may_be_numpys(points):
+    data = Resident(points[0][:200], points[1][:200], device="cpu")
+    numbers = {"epochs": 2, "batch_size": 20, "seed": 1, "evaluations": 1}
+    one = fit_resident(make_model, data, folds=2, **numbers)
+    other = fit_resident(make_model, data, folds=2, **{k: np.int64(v) for k, v in numbers.items()})
+    assert torch.equal(one.values, other.values)
 
 
 def test_wrong_labels_have_the_higher_irreducible_loss(points):

@@ -207,7 +207,7 @@ class Ledger:
                 f"auto_off: selecting cost {overhead:.2f}x everything else, above the {limit:.2f}x "
                 f"allowed; uniform from step {self.steps} on"
             )
-        return overhead > limit
+        return bool(overhead > limit)  # not numpy's, which a state is not to hold
 
     def charge(self, il_seconds: float) -> None:
         """Irreducible losses that come with the batches, not as a table, cost so much."""

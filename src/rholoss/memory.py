@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -40,7 +41,9 @@ class Memory:
         """All that is remembered."""
         kept = {"recent": self.recent, "seen": self.seen}
         copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
-        return {**copied, "notes": dict(self.notes)}
+        # Plain: `torch.load` reads none of numpy's numbers, and `np.log(10)` is one.
+        notes = {k: v.item() if isinstance(v, np.generic) else v for k, v in self.notes.items()}
+        return {**copied, "notes": notes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what was saved."""
@@ -85,6 +88,15 @@ class Situation:
 
 
 Plan = Callable[[Situation], Epoch]
+
+
+def check_plan(plan: Any) -> None:
+    """Raise where it is a name, or a class that makes one."""
+    if not callable(plan) or isinstance(plan, type):
+        raise RholossError(
+            f"`plan` is {plan!r}; pass one that is made, for instance InfoBatch(), or a function from a "
+            "`Situation` to an `Epoch`."
+        )
 
 
 def check_epoch(epoch: Epoch, num: int) -> None:

@@ -7,6 +7,7 @@ is as before when it is done, except for BatchNorm's running statistics in mode 
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -76,7 +77,8 @@ class Scorer:
                 f"`precision` is {precision!r}; choose one of {', '.join(PRECISIONS)}, or None."
             )
         self.loss = losses.by_name(loss)
-        self.batch_norm, self.dropout, self.draws, self.chunk = batch_norm, dropout, draws, chunk
+        self.batch_norm, self.dropout, self.chunk = batch_norm, dropout, chunk
+        self.draws = operator.index(draws)  # plain: dropout takes no numpy's flags
         self.dtype = PRECISIONS[precision] if isinstance(precision, str) else precision
         self.compile = compile
         self.quantities = {**QUANTITIES, **(quantities or {})}

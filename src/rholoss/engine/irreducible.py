@@ -66,7 +66,7 @@ def losses_of(
     rows = torch.arange(len(data), device=data.device)
     parts = []
     with torch.no_grad(), scoring_mode(model, batch_norm="eval", dropout=False):
-        for part in rows.split(batch_size):
+        for part in rows.split(int(batch_size)):
             with own_autocast(data.device, scorer.dtype):
                 parts.append(scorer.loss(model, data.batch(part)))
     return torch.cat(parts)
