@@ -53,12 +53,17 @@ def histogram(values: np.ndarray) -> list[Bin]:
     ]
 
 
-def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
-    """The ids with the highest finite losses, highest first."""
+def check_named(il: Irreducible, ids: Ids | None) -> None:
+    """Raise where ids are to be listed that nobody knows."""
     if ids is None and il.keys is not None:
         raise RholossError(
             "The store keeps hashes of its string ids only; pass --data M:TRAIN, which has the ids."
         )
+
+
+def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
+    """The ids with the highest finite losses, highest first."""
+    check_named(il, ids)
     values = (il.values if ids is None else il.lookup(ids)).numpy()
     best = np.empty(0, np.int64)
     for start in range(
@@ -135,6 +140,7 @@ def show(
         top = highest(il, most, ids)
         about["highest"] = [{"id": id_, "loss": loss} for id_, loss in top]
     if parquet is not None:
+        check_named(il, ids)
         il.to_parquet(parquet, ids=ids)
     typer.echo(json.dumps(about, indent=1) if as_json else "\n".join(lines(about)))
     if parquet is not None:
