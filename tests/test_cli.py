@@ -164,6 +164,11 @@ def test_show_as_text(store: Path) -> None:
     assert "\x1b" not in result.stdout
 
 
+def test_show_of_a_split_that_is_noted_in_the_users_words(tmp_path: Path) -> None:
+    Irreducible.from_losses([0.1], split={"note": "half of it"}).save(tmp_path / "il")
+    assert "split      note half of it" in rholoss_(f"il show {tmp_path / 'il'}").stdout
+
+
 def test_show_as_json(store: Path) -> None:
     found = json.loads(rholoss_(f"il show {store} --json --highest 5").stdout)
     values = Irreducible.load(store).values

@@ -12,6 +12,7 @@ from rholoss.engine import (
     Evaluator,
     InfoBatch,
     Proxy,
+    Recorded,
     Resident,
     Streamed,
     Trainer,
@@ -234,3 +235,9 @@ def test_arguments_of_another_kind_are_told_before_anything_is_made(options, say
     with pytest.raises(RholossError, match=says):
         trainer(**options)
     assert trainer(total_steps=np.int64(3), candidates=np.int32(40), seed=np.int64(1)).k == 4
+
+
+def test_choices_of_rows_that_have_names_cannot_be_replayed():
+    says = r"`log` holds ids that are no whole numbers \('a.png'.*whole numbers"
+    with pytest.raises(RholossError, match=says):
+        Recorded([["a.png", "b.png"]])

@@ -171,6 +171,16 @@ def test_folds_that_are_fitted_side_by_side_are_what_each_would_be_alone(points)
         assert torch.equal(alone.lookup(rows), crossed.lookup(rows))
 
 
+@pytest.mark.parametrize("kind", ["folds", "holdout"])
+def test_the_store_tells_the_model_and_the_split_as_that_of_fit_irreducible(points, kind, tmp_path):
+    data = Resident(points[0][:200], points[1][:200], device="cpu")
+    rest = {"folds": 2} if kind == "folds" else {"score": data.take(torch.arange(50))}
+    il = fit_resident(make_model, data, epochs=2, batch_size=20, **rest)
+    assert il.meta["split"] == {"kind": kind, "folds": rest.get("folds"), "seed": 0}
+    assert il.meta["model"] == {"class": "Sequential", "parameters": 323}
+    assert "classification loss of Sequential" in repr(il)
+
+
 def test_a_ladder_has_the_losses_of_young_models_and_those_of_a_whole_fit(points):
     x, y, _ = points
     data = Resident(x[:600], y[:600], device="cpu")

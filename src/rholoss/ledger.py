@@ -247,6 +247,11 @@ class Ledger:
         """
         if isinstance(baseline, Ledger):
             theirs, extra = baseline.marks, baseline.il_seconds / baseline.il_runs
+        elif not isinstance(baseline, (str, os.PathLike)):
+            raise RholossError(
+                f"`baseline` is a {type(baseline).__name__}; pass its ledger (`.ledger`) or the path of its "
+                "log."
+            )
         else:
             lines = [line for line in read_log(baseline) if line["type"] == "mark"]
             theirs = [(m["step"], m["seconds"], m["value"]) for m in lines]

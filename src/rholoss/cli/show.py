@@ -208,4 +208,6 @@ def _split(split: dict[str, Any] | None) -> str:
     if not split:
         return "not known"
     rest = ", ".join(f"{k} {v}" for k, v in split.items() if k != "kind" and v is not None)
-    return f"{split.get('kind')}" + (f" ({rest})" if rest else "")
+    if "kind" not in split:  # a note of the user's own
+        return rest
+    return f"{split['kind']}" + (f" ({rest})" if rest else "")

@@ -24,6 +24,7 @@ from rholoss.il.build import as_losses, table_of
 from rholoss.il.fingerprint import identity_of_rows
 from rholoss.il.guessing import tell_useless
 from rholoss.il.ids import shown
+from rholoss.il.points import about_model
 from rholoss.il.score import tell_unusable
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
@@ -178,7 +179,8 @@ def _fit_rungs(
     tell_unusable(len(bad), len(ids), f" (ids {shown(ids[bad[:6]].tolist())})")
     about: dict[str, Any] = {
         "loss": fits[0][1].loss,
-        "split": {"folds": folds, "seed": seed} if folds else None,
+        "model": about_model(fits[0][1].trainer.model),
+        "split": {"kind": "folds" if folds else "holdout", "folds": folds, "seed": int(seed)},
     }
     seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
     identity = identity_of_rows(ids, scored.targets)
