@@ -22,7 +22,7 @@ def new_optimizer(
         raise _no_function(f"is a {type(given).__name__}")
     if not callable(given):
         raise _no_function(f"is {given!r}")
-    made = given(parameters)
+    made = given(list(parameters))  # it may look through them twice, for two groups
     if not isinstance(made, torch.optim.Optimizer):
         raise _no_function(f"returned a {type(made).__name__}")
     return made
