@@ -1,5 +1,6 @@
 """What a trainer looks at before it trains: rates, precision, labels, and the mode of each layer."""
 
+import copy
 import math
 
 import numpy as np
@@ -10,10 +11,14 @@ from torch import nn
 import rholoss as rho
 from rholoss.engine import (
     Evaluator,
+    Folded,
     InfoBatch,
     Proxy,
     Recorded,
+    Remembered,
     Resident,
+    Reuse,
+    Shortlist,
     Streamed,
     Trainer,
     fit_resident,
@@ -241,3 +246,40 @@ def test_choices_of_rows_that_have_names_cannot_be_replayed():
     says = r"`log` holds ids that are no whole numbers \('a.png'.*whole numbers"
     with pytest.raises(RholossError, match=says):
         Recorded([["a.png", "b.png"]])
+
+
+@pytest.fixture
+def float64():
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": "ahead", "plan": InfoBatch()},
+        {"scoring": lambda: Reuse(0.5), "plan": Remembered(math.log(5))},
+        {"scoring": lambda: Shortlist(0.6, by=Folded(0.8)), "batch_norm": "eval"},
+        {"scoring": lambda: Folded(0.5, means=8), "batch_norm": "eval"},
+    ],
+)
+def test_another_default_type_of_floats_changes_nothing(float64, options):
+    """`torch.set_default_dtype`, as scripts do that compute in double precision elsewhere."""
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.Flatten(), nn.Linear(24, 5)
+    options, first = dict(options), nn.Sequential(nn.Unflatten(1, (1, 4, 5)), *layers)
+    make_scoring = options.pop("scoring", lambda: None)
+    data = Resident(X, Y, device="cpu")
+
+    def run():
+        torch.manual_seed(3)
+        schedule, model = rho.window(0, 20), copy.deepcopy(first)
+        made = trainer(model, schedule=schedule, scoring=make_scoring(), **options)
+        made.train(30)
+        fit = {"folds": 2, "epochs": 2, "batch_size": 50}
+        il = fit_resident(lambda: copy.deepcopy(first), data, **fit)
+        return [*made.model.state_dict().values(), il.values]
+
+    usual = run()
+    float64()
+    assert all(map(torch.equal, usual, run()))

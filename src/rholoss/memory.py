@@ -23,7 +23,8 @@ class Memory:
     def __init__(self, size: int, device: torch.device, depth: int = 4) -> None:
         if depth < 1:
             raise RholossError(f"`depth` must be at least 1, but is {depth}.")
-        self.recent = torch.full((size, depth), torch.nan, device=device)  # a ring for each id
+        # A ring for each id.
+        self.recent = torch.full((size, depth), torch.nan, dtype=torch.float32, device=device)
         self.seen = torch.zeros(size, dtype=torch.long, device=device)
         self.notes: dict[str, float] = {}  # a plan's own
 
@@ -84,7 +85,8 @@ class Situation:
 
     def random(self) -> Tensor:
         """A number in [0, 1) for each row."""
-        return torch.rand(len(self.seen), generator=self.generator, device="cpu")
+        size, generator = len(self.seen), self.generator
+        return torch.rand(size, generator=generator, dtype=torch.float32, device="cpu")
 
 
 Plan = Callable[[Situation], Epoch]

@@ -172,7 +172,8 @@ def _fit_rungs(
         while not all(fit.finished for _, fit in fits):
             for _, fit in fits:
                 fit.advance()
-    values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
+    shape = len(rungs) + 1, len(ids)
+    values = torch.full(shape, torch.nan, dtype=torch.float32, device=data.device)
     for rows, fit in fits:
         values[:, rows] = torch.stack(fit.read())
     bad = (~values[-1].isfinite()).nonzero().flatten().cpu().numpy()
