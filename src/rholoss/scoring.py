@@ -7,7 +7,7 @@ is as before when it is done, except for BatchNorm's running statistics in mode 
 from __future__ import annotations
 
 import contextlib
-import operator
+import numbers
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -67,10 +67,11 @@ class Scorer:
             raise RholossError(
                 f"`batch_norm` is {batch_norm!r}; choose one of {', '.join(BATCH_NORM_MODES)}."
             )
-        if draws < 1 or (chunk is not None and chunk < 1):
+        sizes = [draws] if chunk is None else [draws, chunk]
+        if not all(isinstance(size, numbers.Integral) and size >= 1 for size in sizes):
             raise RholossError(
-                f"`draws` and `chunk` must be at least 1, but are {draws} and {chunk}; leave `chunk` "
-                "out to score all candidates at once."
+                f"`draws` and `chunk` must be whole numbers of at least 1, but are {draws!r} and {chunk!r}; "
+                "leave `chunk` out to score all candidates at once."
             )
         if precision not in (None, *PRECISIONS, *PRECISIONS.values()):
             raise RholossError(
@@ -78,7 +79,7 @@ class Scorer:
             )
         self.loss = losses.by_name(loss)
         self.batch_norm, self.dropout, self.chunk = batch_norm, dropout, chunk
-        self.draws = operator.index(draws)  # plain: dropout takes no numpy's flags
+        self.draws = int(draws)  # plain: dropout takes no numpy's flags
         self.dtype = PRECISIONS[precision] if isinstance(precision, str) else precision
         self.compile = compile
         self.quantities = {**QUANTITIES, **(quantities or {})}
