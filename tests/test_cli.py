@@ -164,6 +164,11 @@ def test_show_as_text(store: Path) -> None:
     assert "\x1b" not in result.stdout
 
 
+def test_show_of_a_split_that_is_noted_in_the_users_words(tmp_path: Path) -> None:
+    Irreducible.from_losses([0.1], split={"note": "half of it"}).save(tmp_path / "il")
+    assert "split      note half of it" in rholoss_(f"il show {tmp_path / 'il'}").stdout
+
+
 def test_show_as_json(store: Path) -> None:
     found = json.loads(rholoss_(f"il show {store} --json --highest 5").stdout)
     values = Irreducible.load(store).values
@@ -185,8 +190,9 @@ def test_show_writes_parquet(store: Path, tmp_path: Path) -> None:
 def test_show_needs_the_data_for_string_ids(tmp_path: Path) -> None:
     losses = np.linspace(0, 1, 240, dtype=np.float32)
     Irreducible.from_losses(losses, dataset=task.keyed).save(tmp_path / "keyed")
-    said = one_line(rholoss_(f"il show {tmp_path / 'keyed'} --highest 2"))
-    assert "keeps hashes of its string ids only; pass --data M:TRAIN" in said
+    for wanted in ("--highest 2", f"--parquet {tmp_path / 'losses.parquet'}"):
+        said = one_line(rholoss_(f"il show {tmp_path / 'keyed'} {wanted}"))
+        assert "keeps hashes of its string ids only; pass --data M:TRAIN" in said
     found = rholoss_(f"il show {tmp_path / 'keyed'} --highest 2 --data fixtures_task:keyed --json")
     top = json.loads(found.stdout)["highest"]
     assert [row["id"] for row in top] == ["file239.png", "file238.png"]

@@ -81,6 +81,7 @@ def store(tmp_path: Path) -> Path:
         ),
         ("il fit --out x", "Error: Missing option '--score'. See `rholoss il fit --help`."),
         ("il fot", "Error: No such command 'fot'."),
+        ("il fitt", "Did you mean 'fit'? See `rholoss il --help`."),
         (f"{FIT} --out x --epochs none", "Error: Invalid value for '--epochs': "),
         ("--nonsense", "Error: No such option: --nonsense"),
     ],

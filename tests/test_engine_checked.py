@@ -1,13 +1,29 @@
 """What a trainer looks at before it trains: rates, precision, labels, and the mode of each layer."""
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import rholoss as rho
-from rholoss.engine import Evaluator, Proxy, Resident, Streamed, Trainer, fit_resident, one_cycle
+from rholoss.engine import (
+    Evaluator,
+    Folded,
+    InfoBatch,
+    Proxy,
+    Recorded,
+    Remembered,
+    Resident,
+    Reuse,
+    Shortlist,
+    Streamed,
+    Trainer,
+    fit_resident,
+    one_cycle,
+)
 from rholoss.engine.resident import memory_needed
 from rholoss.errors import RholossError
 
@@ -202,3 +218,68 @@ def test_what_does_not_go_with_overlap_is_told_with_its_value(overlap):
             trainer(overlap=overlap, **options)
     with pytest.raises(RholossError, match=f"'rho' and overlap={overlap!r}"):
         trainer(overlap=overlap).time_scoring()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": make_model}, "`model` is a function; pass the torch.nn.Module itself"),
+        ({"total_steps": 30.0}, "`total_steps` must be a whole number, but is 30.0"),
+        ({"candidates": "40"}, "`candidates` must be a whole number, but is '40'"),
+        ({"seed": 1.5}, "`seed` must be a whole number, but is 1.5"),
+        ({"keep": "0.1"}, r"`keep` must be in \(0, 1\] .* but are 0.1 and 40"),
+        ({"schedule": "annealed"}, "`schedule` is 'annealed'; pass a schedule, for instance"),
+        ({"schedule": rho.annealed}, "`schedule` is <function annealed.*; pass a schedule"),
+        ({"plan": "infobatch"}, r"`plan` is 'infobatch'; pass .* for instance InfoBatch\(\)"),
+        ({"plan": InfoBatch}, "`plan` is <class .*InfoBatch'>; pass one that is made"),
+        ({"learning_rate": [0.1] * 30}, r"`learning_rate` is a list; give a number, or a function"),
+        ({"learning_rate": "cosine"}, "`learning_rate` is a str; give a number, or a function"),
+    ],
+)
+def test_arguments_of_another_kind_are_told_before_anything_is_made(options, says):
+    with pytest.raises(RholossError, match=says):
+        trainer(**options)
+    assert trainer(total_steps=np.int64(3), candidates=np.int32(40), seed=np.int64(1)).k == 4
+
+
+def test_choices_of_rows_that_have_names_cannot_be_replayed():
+    says = r"`log` holds ids that are no whole numbers \('a.png'.*whole numbers"
+    with pytest.raises(RholossError, match=says):
+        Recorded([["a.png", "b.png"]])
+
+
+@pytest.fixture
+def float64():
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": "ahead", "plan": InfoBatch()},
+        {"scoring": lambda: Reuse(0.5), "plan": Remembered(math.log(5))},
+        {"scoring": lambda: Shortlist(0.6, by=Folded(0.8)), "batch_norm": "eval"},
+        {"scoring": lambda: Folded(0.5, means=8), "batch_norm": "eval"},
+    ],
+)
+def test_another_default_type_of_floats_changes_nothing(float64, options):
+    """`torch.set_default_dtype`, as scripts do that compute in double precision elsewhere."""
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.Flatten(), nn.Linear(24, 5)
+    options, first = dict(options), nn.Sequential(nn.Unflatten(1, (1, 4, 5)), *layers)
+    make_scoring = options.pop("scoring", lambda: None)
+    data = Resident(X, Y, device="cpu")
+
+    def run():
+        torch.manual_seed(3)
+        schedule, model = rho.window(0, 20), copy.deepcopy(first)
+        made = trainer(model, schedule=schedule, scoring=make_scoring(), **options)
+        made.train(30)
+        fit = {"folds": 2, "epochs": 2, "batch_size": 50}
+        il = fit_resident(lambda: copy.deepcopy(first), data, **fit)
+        return [*made.model.state_dict().values(), il.values]
+
+    usual = run()
+    float64()
+    assert all(map(torch.equal, usual, run()))

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +28,14 @@ def test_the_rate_rises_and_falls_to_nearly_zero():
     assert rates.index(2.0) == 19
     assert rates[0] == pytest.approx(0.1)
     assert rates[-1] == pytest.approx(2 / 80)
+
+
+def test_numbers_may_be_numpys(points):
+    data = Resident(points[0][:200], points[1][:200], device="cpu")
+    numbers = {"epochs": 2, "batch_size": 20, "seed": 1, "evaluations": 1}
+    one = fit_resident(make_model, data, folds=2, **numbers)
+    other = fit_resident(make_model, data, folds=2, **{k: np.int64(v) for k, v in numbers.items()})
+    assert torch.equal(one.values, other.values)
 
 
 def test_wrong_labels_have_the_higher_irreducible_loss(points):
@@ -160,6 +169,16 @@ def test_folds_that_are_fitted_side_by_side_are_what_each_would_be_alone(points)
             batch_size=16,
         )
         assert torch.equal(alone.lookup(rows), crossed.lookup(rows))
+
+
+@pytest.mark.parametrize("kind", ["folds", "holdout"])
+def test_the_store_tells_the_model_and_the_split_as_that_of_fit_irreducible(points, kind, tmp_path):
+    data = Resident(points[0][:200], points[1][:200], device="cpu")
+    rest = {"folds": 2} if kind == "folds" else {"score": data.take(torch.arange(50))}
+    il = fit_resident(make_model, data, epochs=2, batch_size=20, **rest)
+    assert il.meta["split"] == {"kind": kind, "folds": rest.get("folds"), "seed": 0}
+    assert il.meta["model"] == {"class": "Sequential", "parameters": 323}
+    assert "classification loss of Sequential" in repr(il)
 
 
 def test_a_ladder_has_the_losses_of_young_models_and_those_of_a_whole_fit(points):

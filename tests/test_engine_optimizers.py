@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import rholoss as rho
 from rholoss.engine import Resident, Trainer
 from rholoss.engine.optimizers import adamw, for_graphs
 from rholoss.errors import RholossError
@@ -47,3 +48,19 @@ def test_groups_may_differ_in_all_but_their_rates():
         RholossError, match=r"groups with the learning rates 0\.01, 0\.1, but the engine"
     ):
         made(groups((0.1, 0.01)))
+
+
+def by_decay(parameters):
+    """As many write it: the parameters are looked through twice, for a group each."""
+    decayed = [p for p in parameters if p.ndim > 1]
+    rest = [p for p in parameters if p.ndim <= 1]
+    return torch.optim.SGD([{"params": decayed, "weight_decay": 0.1}, {"params": rest}], lr=0.1)
+
+
+def test_a_function_may_look_through_the_parameters_twice():
+    trainer = made(by_decay)
+    bias = trainer.model.bias.detach().clone()
+    trainer.train(5)
+    assert not torch.equal(trainer.model.bias, bias)
+    live = rho.LiveIrreducible(nn.Linear(3, 2), by_decay)
+    assert [len(group["params"]) for group in live.optimizer.param_groups] == [1, 1]

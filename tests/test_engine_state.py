@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,6 +44,26 @@ def state_after(steps, **options):
     made = trainer(**options)
     made.train(steps)
     return made.state_dict()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": rho.warm_up(np.int64(5))},
+        {"schedule": rho.window(np.int64(5), np.int64(20))},
+        {"schedule": rho.annealed(np.int64(STEPS), switch=np.float64(0.4), drop=np.float32(0.1))},
+        {"seed": np.int64(3), "total_steps": np.int64(STEPS), "keep": np.float32(0.2)},
+        {"method": "bald", "draws": np.int64(3)},
+    ],
+)
+def test_a_state_of_a_run_made_with_numbers_of_numpy_is_read_by_torch(options, tmp_path):
+    first = trainer(0.3, **options)
+    first.train(11)
+    first.change_length(np.int64(STEPS - 2), 1e-3)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second = trainer(0.3, **options)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert second.total_steps == STEPS - 2
 
 
 @pytest.mark.parametrize("method", ["rho", "bald"])

@@ -6,14 +6,14 @@ from test_il_fingerprint import Items
 from test_il_fit import Scripted, blobs, count_steps, fast, quick, sgd, small
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from rholoss import progress
 from rholoss.errors import IdentityMismatchError, RholossError, StoreError
 from rholoss.il.hashing import content_hash
 from rholoss.il.score import score_irreducible
 from rholoss.il.store import Irreducible
-from rholoss.indexed import WithIndex
+from rholoss.indexed import WithIndex, WithIrreducible
 
 
 def dicts(data, **more):
@@ -121,6 +121,7 @@ def test_overlap_of_holdout_and_score_is_told():
         ({"score": Items([])}, "`score` is empty; pass a data set with at least one row"),
         ({"score": DataLoader(blobs(3, 0))}, "`score` is a DataLoader, which has no rows to fetch"),
         ({"folds": 2, "optimizer": list}, "`optimizer` returned a list; give a function"),
+        ({"folds": 2, "optimizer": "sgd"}, "`optimizer` is 'sgd'; give a function"),
         ({"folds": 2, "labels": [1]}, "`labels` has 1 entries, but the data set has 30 rows"),
         ({"folds": 2, "labels": 7}, "`labels` is 7, but the data set has 30 rows; give one label"),
         (
@@ -133,6 +134,17 @@ def test_overlap_of_holdout_and_score_is_told():
 def test_arguments_that_cannot_be_used(options, message):
     with pytest.raises(RholossError, match=message):
         quick(small, blobs(30, 0), **options)
+
+
+@pytest.mark.parametrize("argument", ["data", "score"])
+def test_parts_with_ids_of_their_own_are_joined_before_they_get_ids(argument):
+    part = blobs(30, 0)
+    joined = ConcatDataset([WithIndex(part), WithIndex(Subset(part, range(10)))])
+    sets = {"data": blobs(40, 1), "score": blobs(40, 2), argument: joined}
+    with pytest.raises(RholossError, match=rf"`{argument}` is a `ConcatDataset`.* join them first"):
+        quick(small, **sets)
+    quick(small, WithIndex(ConcatDataset([part, part])), folds=2)
+    quick(small, WithIrreducible(WithIndex(part), [0.1] * 30), folds=2)
 
 
 def test_an_empty_holdout_set():

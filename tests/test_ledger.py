@@ -185,6 +185,16 @@ def test_verdict_where_one_run_never_gets_there():
     assert not base.verdict(own, target=0.99).paid
 
 
+def test_a_baseline_is_a_ledger_or_a_log():
+    class Run:
+        ledger = Ledger(marks=[(1, 1.0, 0.5)])
+
+    with pytest.raises(
+        RholossError, match=r"`baseline` is a Run; pass its ledger \(`\.ledger`\) or"
+    ):
+        Run.ledger.verdict(Run())
+
+
 def test_verdict_needs_marks():
     marked = Ledger()
     marked.mark(0.5)

@@ -53,7 +53,16 @@ def batch(dataset=None, rows=40):
     return next(iter(DataLoader(rho.WithIndex(dataset or Images()), batch_size=rows)))
 
 
-@pytest.mark.parametrize("make", [Model, Anything, lambda: torch.compile(Model(), backend="eager")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Model,
+        Anything,
+        lambda: torch.compile(Model(), backend="eager"),
+        lambda: nn.DataParallel(Model()),
+        lambda: torch.compile(nn.DataParallel(Model()), backend="eager"),
+    ],
+)
 def test_a_model_gets_the_entries_that_it_takes(make):
     select = rho.Selector("loss", keep=0.1)
     chosen = select(make(), batch())
@@ -183,6 +192,13 @@ def test_a_loss_that_was_broadcast_is_told_as_such():
     message = r"returned shape \(40, 40\)\. Each output was compared with each target.*squeeze\(1\)"
     with pytest.raises(RholossError, match=message):
         rho.Selector("loss", keep=0.1, loss=loss)(nn.Linear(8, 1), batch(TensorDataset(X, Y)))
+
+
+def test_as_many_losses_as_rows_but_not_as_ids_are_told_as_such():
+    with pytest.raises(
+        RholossError, match=r"of the 30 examples.* \(40,\)\. .* 40 rows, give it 40 ids"
+    ):
+        rho.Selector("loss", keep=0.1)(sequential(), (torch.arange(30), X, Y))
 
 
 def test_a_model_is_a_module():

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from ranks_planned import PASSES, ROWS, high, passes
@@ -62,6 +63,25 @@ def test_what_a_plan_notes_is_there_in_the_next_pass_and_after_a_resume():
     resumed.load_state_dict(rows.state_dict())
     go(resumed)
     assert (rows.memory.notes, resumed.memory.notes) == ({"passes": 2}, {"passes": 3})
+
+
+def test_a_state_with_numbers_of_numpy_is_read_by_torch(tmp_path):
+    """`np.log(10)` is one; `torch.load` unpickles none of them."""
+
+    def rows():
+        return rho.Planned(range(40), Remembered(np.log(10)), passes=8)
+
+    first = rows()
+    for _ in range(5):
+        order = torch.tensor(list(first))
+        first.remember(order, torch.where(order < 4, 3.0, 0.1))
+    list(first)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second = rows()
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert second.memory.notes == first.memory.notes
+    assert first.memory.notes["bound"] == math.log(10)
+    assert first.left_out == second.left_out == 4
 
 
 @pytest.mark.parametrize("plan", [lambda s: Epoch(torch.arange(len(s.seen))), InfoBatch(prune=0.5)])
@@ -141,6 +161,9 @@ def test_what_is_wrong_is_told():
     everything = lambda s: Epoch(torch.arange(len(s.seen)))  # noqa: E731
     with pytest.raises(RholossError, match="`passes` is 0 and the data set has 3 rows"):
         rho.Planned(range(3), everything, passes=0)
+    for plan in ("remembered", InfoBatch):
+        with pytest.raises(RholossError, match=r"`plan` is .*InfoBatch\(\), or a function"):
+            rho.Planned(range(3), plan, passes=1)
     rows = rho.Planned(range(3), everything, passes=1)
     with pytest.raises(RholossError, match=r"no pass was dealt.*Pass `sampler=`"):
         rows.remember(torch.arange(3), torch.ones(3))

@@ -215,8 +215,13 @@ def test_a_model_that_the_user_compiled(compiled, how):
     ("options", "message"),
     [
         ({"batch_norm": "paper"}, "`batch_norm` is 'paper'; choose one of train, batch, eval"),
-        ({"draws": 0}, "`draws` and `chunk` must be at least 1, but are 0 and None"),
-        ({"chunk": 0}, "must be at least 1, but are 10 and 0; leave `chunk` out"),
+        (
+            {"draws": 0},
+            "`draws` and `chunk` must be whole numbers of at least 1, but are 0 and None",
+        ),
+        ({"chunk": 2.5}, "`draws` and `chunk` must be whole .*, but are 10 and 2.5"),
+        ({"draws": "3"}, "`draws` and `chunk` must be whole .*, but are '3' and None"),
+        ({"chunk": 0}, "must be whole numbers of at least 1, but are 10 and 0; leave `chunk` out"),
         ({"precision": "int4"}, "`precision` is 'int4'; choose one of bf16"),
         (
             {"loss": "hinge"},

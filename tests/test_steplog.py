@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from rholoss.errors import RholossError
 from rholoss.steplog import StepLog, read_log
 
 
@@ -115,6 +116,13 @@ def test_rewinding_forgets_later_steps_and_keeps_marks_of_the_steps_done(tmp_pat
     ]
     assert [p.name for p in tmp_path.iterdir()] == ["log"]
     assert lines(path)[0] == {"type": "step", "step": 0, "index": [0, 1], "score": [0.5, 0.25]}
+
+
+def test_a_directory_is_no_log(tmp_path):
+    with pytest.raises(
+        RholossError, match=f"`log`='{tmp_path}' is a directory; give the path of a"
+    ):
+        StepLog(tmp_path)
 
 
 def test_rewinding_where_there_is_no_file(tmp_path):

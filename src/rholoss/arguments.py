@@ -32,11 +32,7 @@ def check_arguments(
     seed: int,
 ) -> None:
     """Raise if a selector cannot be made from these arguments."""
-    if not isinstance(schedule, Schedule):
-        raise RholossError(
-            f"`schedule` is {schedule!r}; pass a schedule, for instance "
-            "`rholoss.annealed(total_steps=10_000)`."
-        )
+    check_is_schedule(schedule)
     if (keep is None) == (k is None):
         raise RholossError(f"Pass `keep` (a share) or `k` (a number); got keep={keep} and k={k}.")
     if keep is not None and (not isinstance(keep, numbers.Real) or not 0 < keep <= 1):
@@ -63,6 +59,15 @@ def check_arguments(
             "`irreducible=` what `fit_irreducible` returned, or drop=0."
         )
     tell_other_loss(method, source, loss, stacklevel=4)
+
+
+def check_is_schedule(schedule: Any) -> None:
+    """Raise where it is a name, or a function that makes one."""
+    if not isinstance(schedule, Schedule):
+        raise RholossError(
+            f"`schedule` is {schedule!r}; pass a schedule, for instance "
+            "`rholoss.annealed(total_steps=10_000)`."
+        )
 
 
 def check_options(index: Any, shared: Any, on_scores: Any, auto_off: Any) -> None:

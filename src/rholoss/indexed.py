@@ -71,7 +71,7 @@ class WithIndex(Indexed):
                 "`rholoss.Stream(shards, read, key=...)`, or put a stable key into each item yourself (a "
                 "dict item's 'index', or the first of a tuple)."
             )
-        _check_can_have_ids(dataset)
+        check_can_have_ids(dataset)
         self.dataset = without_ids(dataset)
         self.ids = ids_of_rows(dataset) if ids is None else _as_ids(ids)
         if len(self.ids) != len(dataset):
@@ -133,7 +133,7 @@ def without_ids(dataset: Any) -> Any:
     return dataset
 
 
-def _check_can_have_ids(dataset: Any) -> None:
+def check_can_have_ids(dataset: Any, argument: str = "dataset") -> None:
     """Raise where items would carry two ids, or different rows the same id."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -145,7 +145,7 @@ def _check_can_have_ids(dataset: Any) -> None:
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else []
     if any(without_ids(part) is not part for part in parts):
         raise RholossError(
-            "`dataset` is a `ConcatDataset` of data sets that carry ids already, each from 0 on; join "
+            f"`{argument}` is a `ConcatDataset` of data sets that carry ids already, each from 0 on; join "
             "them first: `rholoss.WithIndex(ConcatDataset([a, b]))`."
         )
 

@@ -207,7 +207,7 @@ class Ledger:
                 f"auto_off: selecting cost {overhead:.2f}x everything else, above the {limit:.2f}x "
                 f"allowed; uniform from step {self.steps} on"
             )
-        return overhead > limit
+        return bool(overhead > limit)  # not numpy's, which a state is not to hold
 
     def charge(self, il_seconds: float) -> None:
         """Set the cost of irreducible losses that come with the batches, unless a table's is known."""
@@ -247,6 +247,11 @@ class Ledger:
         """
         if isinstance(baseline, Ledger):
             theirs, extra = baseline.marks, baseline.il_seconds / baseline.il_runs
+        elif not isinstance(baseline, (str, os.PathLike)):
+            raise RholossError(
+                f"`baseline` is a {type(baseline).__name__}; pass its ledger (`.ledger`) or the path of its "
+                "log."
+            )
         else:
             lines = [line for line in read_log(baseline) if line["type"] == "mark"]
             theirs = [(m["step"], m["seconds"], m["value"]) for m in lines]

@@ -52,9 +52,10 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
 
 
 def parameters_of(model: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the model's `forward`; of the model inside, where `torch.compile` wraps it."""
-    inner = getattr(model, "_orig_mod", model)
-    return inspect.signature(getattr(inner, "forward", inner)).parameters
+    """The parameters of the model's `forward`; inside of `torch.compile` and DataParallel, which take anything."""
+    while (wrapped := isinstance(model, nn.DataParallel)) or hasattr(model, "_orig_mod"):
+        model = model.module if wrapped else model._orig_mod
+    return inspect.signature(getattr(model, "forward", model)).parameters
 
 
 def known_to(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
@@ -289,6 +290,9 @@ def check_per_example(loss: Any, rows: int, *, argument: str = "loss") -> Tensor
     why = "Average over all other dimensions."
     if isinstance(loss, Tensor) and loss.numel() == 1:
         why = "It was reduced: use reduction='none'."
+    elif isinstance(loss, Tensor) and loss.ndim == 1:
+        num = len(loss)
+        why = f"Average over all other dimensions; or, if the batch has {num} rows, give it {num} ids."
     elif isinstance(loss, Tensor) and tuple(loss.shape) == (rows, rows):
         why = (
             "Each output was compared with each target: one of them is [B, 1] and the other [B]; squeeze it, "

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -24,7 +25,8 @@ class Memory:
             raise RholossError(
                 f"`depth` must be at least 1, but is {depth}: so many losses of each row are remembered."
             )
-        self.recent = torch.full((size, depth), torch.nan, device=device)  # a ring for each id
+        # A ring for each id.
+        self.recent = torch.full((size, depth), torch.nan, dtype=torch.float32, device=device)
         self.seen = torch.zeros(size, dtype=torch.long, device=device)
         self.notes: dict[str, float] = {}  # a plan's own
 
@@ -42,7 +44,9 @@ class Memory:
         """All that is remembered."""
         kept = {"recent": self.recent, "seen": self.seen}
         copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
-        return {**copied, "notes": dict(self.notes)}
+        # Plain: `torch.load` reads none of numpy's numbers, and `np.log(10)` is one.
+        notes = {k: v.item() if isinstance(v, np.generic) else v for k, v in self.notes.items()}
+        return {**copied, "notes": notes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what was saved."""
@@ -83,10 +87,20 @@ class Situation:
 
     def random(self) -> Tensor:
         """A number in [0, 1) for each row."""
-        return torch.rand(len(self.seen), generator=self.generator, device="cpu")
+        size, generator = len(self.seen), self.generator
+        return torch.rand(size, generator=generator, dtype=torch.float32, device="cpu")
 
 
 Plan = Callable[[Situation], Epoch]
+
+
+def check_plan(plan: Any) -> None:
+    """Raise where it is a name, or a class that makes one."""
+    if not callable(plan) or isinstance(plan, type):
+        raise RholossError(
+            f"`plan` is {plan!r}; pass one that is made, for instance InfoBatch(), or a function from a "
+            "`Situation` to an `Epoch`."
+        )
 
 
 def check_epoch(epoch: Epoch, num: int) -> None:

@@ -18,11 +18,18 @@ def new_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of these parameters."""
     given: Any = make_optimizer
-    made = given if isinstance(given, torch.optim.Optimizer) else given(parameters)
-    if made is given or not isinstance(made, torch.optim.Optimizer):
-        what = "is" if made is given else "returned"
-        raise RholossError(
-            f"`optimizer` {what} a {type(made).__name__}; give a function from parameters to a "
-            "torch.optim.Optimizer, as in `lambda p: torch.optim.SGD(p, lr=0.1)`."
-        )
+    if isinstance(given, torch.optim.Optimizer):
+        raise _no_function(f"is a {type(given).__name__}")
+    if not callable(given):
+        raise _no_function(f"is {given!r}")
+    made = given(list(parameters))  # it may look through them twice, for two groups
+    if not isinstance(made, torch.optim.Optimizer):
+        raise _no_function(f"returned a {type(made).__name__}")
     return made
+
+
+def _no_function(seen: str) -> RholossError:
+    return RholossError(
+        f"`optimizer` {seen}; give a function from parameters to a torch.optim.Optimizer, as in "
+        "`lambda p: torch.optim.SGD(p, lr=0.1)`."
+    )

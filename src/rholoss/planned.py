@@ -18,7 +18,7 @@ from rholoss.core import step_generator
 from rholoss.dealing import check_dealt_once
 from rholoss.errors import RholossError
 from rholoss.indexed import ids_of_rows
-from rholoss.memory import Memory, Plan, Situation, check_epoch
+from rholoss.memory import Memory, Plan, Situation, check_epoch, check_plan
 from rholoss.sampler import EPOCHS
 
 
@@ -52,6 +52,7 @@ class Planned(DistributedSampler[int]):
     def __init__(
         self, dataset: Any, plan: Plan, *, passes: int, seed: int = 0, depth: int = 4
     ) -> None:
+        check_plan(plan)
         ids = ids_of_rows(dataset)
         if passes < 1 or not len(ids):
             raise RholossError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from rholoss.errors import RholossError
 
 
@@ -32,6 +34,9 @@ class Schedule:
     drop: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("start", "stop", "drop"):  # plain: `torch.load` reads no numpy's in a state
+            if isinstance(value := getattr(self, name), np.generic):
+                object.__setattr__(self, name, value.item())
         if not 0 <= self.start <= self.stop:
             raise RholossError(
                 f"A schedule must start at step 0 or later and stop after it starts, but starts at "

@@ -7,6 +7,7 @@ restored afterwards, except for BatchNorm's running statistics in mode 'train'.
 from __future__ import annotations
 
 import contextlib
+import numbers
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,17 +67,19 @@ class Scorer:
             raise RholossError(
                 f"`batch_norm` is {batch_norm!r}; choose one of {', '.join(BATCH_NORM_MODES)}."
             )
-        if draws < 1 or (chunk is not None and chunk < 1):
+        sizes = [draws] if chunk is None else [draws, chunk]
+        if not all(isinstance(size, numbers.Integral) and size >= 1 for size in sizes):
             raise RholossError(
-                f"`draws` and `chunk` must be at least 1, but are {draws} and {chunk}; leave `chunk` "
-                "out to score all candidates at once."
+                f"`draws` and `chunk` must be whole numbers of at least 1, but are {draws!r} and {chunk!r}; "
+                "leave `chunk` out to score all candidates at once."
             )
         if precision not in (None, *PRECISIONS, *PRECISIONS.values()):
             raise RholossError(
                 f"`precision` is {precision!r}; choose one of {', '.join(PRECISIONS)}, or None."
             )
         self.loss = losses.by_name(loss)
-        self.batch_norm, self.dropout, self.draws, self.chunk = batch_norm, dropout, draws, chunk
+        self.batch_norm, self.dropout, self.chunk = batch_norm, dropout, chunk
+        self.draws = int(draws)  # plain: dropout takes no numpy's flags
         self.dtype = PRECISIONS[precision] if isinstance(precision, str) else precision
         self.compile = compile
         self.quantities = {**QUANTITIES, **(quantities or {})}

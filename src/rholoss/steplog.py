@@ -44,6 +44,11 @@ class StepLog:
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = None if path is None else Path(path)
+        if self.path is not None and self.path.is_dir():
+            raise RholossError(
+                f"`log`={str(path)!r} is a directory; give the path of a file, for instance "
+                f"{str(self.path / 'chosen.jsonl')!r}."
+            )
         self._waiting: list[dict[str, Any]] = []
 
     def check_new(self, step: int) -> None:
@@ -51,7 +56,7 @@ class StepLog:
         if step == 0 and self.path is not None and self.path.exists() and self.path.stat().st_size:
             raise RholossError(
                 f"`log`={str(self.path)!r} holds the log of another run. To go on with that run load its "
-                "state (`select.load_state_dict`); for a new one choose another path or delete the file."
+                "state (`load_state_dict`); for a new one choose another path or delete the file."
             )
 
     def add(self, step: int, index: Any, score: Tensor | None) -> None:

@@ -78,7 +78,8 @@ class Commands(TyperGroup):
 def _line(error: Exception) -> str:
     if isinstance(error, UsageError):
         path = getattr(getattr(error, "ctx", None), "command_path", "rholoss")
-        said = f"Error: {error.format_message().rstrip('.')}. See `{path} --help`."
+        reason = error.format_message().rstrip(".")
+        said = f"Error: {reason}{'' if reason.endswith('?') else '.'} See `{path} --help`."
     else:
         said = str(error) if isinstance(error, Stopped) else f"Error: {error}"
     return " ".join(said.split("\n"))

@@ -53,12 +53,17 @@ def histogram(values: np.ndarray) -> list[Bin]:
     ]
 
 
-def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
-    """The ids with the highest finite losses, highest first."""
+def check_named(il: Irreducible, ids: Ids | None) -> None:
+    """Raise where ids are to be listed that nobody knows."""
     if ids is None and il.keys is not None:
         raise RholossError(
             "The store keeps hashes of its string ids only; pass --data M:TRAIN, which has the ids."
         )
+
+
+def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
+    """The ids with the highest finite losses, highest first."""
+    check_named(il, ids)
     values = (il.values if ids is None else il.lookup(ids)).numpy()
     best = np.empty(0, np.int64)
     for start in range(0, len(values), SAMPLED):  # in parts: the values may be a mapped file
@@ -129,6 +134,7 @@ def show(
         top = highest(il, most, ids)
         about["highest"] = [{"id": id_, "loss": loss} for id_, loss in top]
     if parquet is not None:
+        check_named(il, ids)
         il.to_parquet(parquet, ids=ids)
     typer.echo(json.dumps(about, indent=1) if as_json else "\n".join(lines(about)))
     if parquet is not None:
@@ -196,4 +202,6 @@ def _split(split: dict[str, Any] | None) -> str:
     if not split:
         return "not known"
     rest = ", ".join(f"{k} {v}" for k, v in split.items() if k != "kind" and v is not None)
-    return f"{split.get('kind')}" + (f" ({rest})" if rest else "")
+    if "kind" not in split:  # a note of the user's own
+        return rest
+    return f"{split['kind']}" + (f" ({rest})" if rest else "")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rholoss.arguments import check_is_schedule
 from rholoss.core import Method
 from rholoss.engine.resident import Resident
 from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
 from rholoss.ladder import Ladder
+from rholoss.memory import check_plan
 from rholoss.schedules import Schedule
 
 AHEAD = "ahead"  # as `overlap`
@@ -26,11 +29,24 @@ def check_overlap(overlap: Any) -> None:
         )
 
 
-def check_run(data: Any, total_steps: int) -> None:
-    """Raise where there is nothing to train on, or for."""
+def check_run(
+    model: Any, data: Any, total_steps: Any, candidates: Any, seed: Any, plan: Any
+) -> tuple[int, ...]:
+    """Raise where there is nothing to train, to train on, or for; the three numbers as plain ones."""
+    if not isinstance(model, nn.Module):
+        raise RholossError(
+            f"`model` is a {type(model).__name__}; pass the torch.nn.Module itself that is trained."
+        )
     check_data(data)
+    whole = {"total_steps": total_steps, "candidates": candidates, "seed": seed}
+    for name, value in whole.items():
+        if not isinstance(value, numbers.Integral):
+            raise RholossError(f"`{name}` must be a whole number, but is {value!r}.")
+    if plan is not None:
+        check_plan(plan)
     if total_steps < 1:
         raise RholossError(f"`total_steps` must be at least 1, but is {total_steps}.")
+    return tuple(int(value) for value in whole.values())
 
 
 def check_data(data: Any, name: str = "data") -> None:
@@ -44,7 +60,7 @@ def check_data(data: Any, name: str = "data") -> None:
 
 def check_sizes(keep: float, candidates: int, rows: int) -> None:
     """Raise where so many rows cannot be candidates, or such a share of them not be selected."""
-    if not 0 < keep <= 1 or not 1 <= candidates <= rows:
+    if not isinstance(keep, numbers.Real) or not 0 < keep <= 1 or not 1 <= candidates <= rows:
         raise RholossError(
             f"`keep` must be in (0, 1] and `candidates` in 1..{rows}, the rows of the data, "
             f"but are {keep} and {candidates}."
@@ -78,7 +94,8 @@ def check_compared(method: Method, source: Any, catch_up: bool, scoring: Any) ->
 
 
 def check_schedule(schedule: Schedule, total_steps: int) -> None:
-    """Say so where a schedule is made for a longer run."""
+    """Raise where it is none, and say so where it is made for a longer run."""
+    check_is_schedule(schedule)
     if total_steps < schedule.stop < float("inf"):
         warnings.warn(
             f"The schedule stops scoring at step {schedule.stop}, but `total_steps` is {total_steps}, so "

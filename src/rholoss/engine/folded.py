@@ -83,7 +83,7 @@ def remember_less(
     """
     old = kept**passes
     fresh = (running - old * before) / (1 - old)
-    moved = statistics.lerp(fresh, 1 - (1 - momentum) ** passes)
+    moved = statistics.lerp(fresh, 1 - (1 - momentum) ** passes.to(kept.dtype))
     moved = torch.where(passes > 0, moved, running)  # fewer than before: other weights were loaded
     statistics.copy_(torch.where(passes == 0, statistics, moved))
     statistics[1].clamp_(min=0.0)  # by rounding, where a channel does not vary
@@ -146,7 +146,7 @@ class FoldedCopy:
         convs = [fused for fused, _, _ in self.pairs]
         outs = [fused.shape[0] for fused in convs]
         self._bias = torch.zeros(sum(outs), device=device, dtype=self.dtype)
-        self._norm = torch.zeros(6, sum(outs), device=device)  # rows: `fold` names them
+        self._norm = torch.zeros(6, sum(outs), dtype=torch.float32, device=device)  # see `fold`
         self._norm[0] = 1.0  # of a layer without weights
         self._giver = torch.full((sum(outs),), -1, device=device)
         self._running = self._norm[3:5] if self.momentum is None else self._norm[3:5].clone()
@@ -186,7 +186,7 @@ class FoldedCopy:
         self._layer = torch.arange(len(outs)).repeat_interleave(torch.tensor(outs)).to(device)
         # A layer without a momentum keeps the mean of all: what is new of it is all of it.
         kept = [0.0 if norm.momentum is None else 1 - norm.momentum for norm in norms]
-        self._kept = torch.tensor(kept, device=device)[self._layer]
+        self._kept = torch.tensor(kept, dtype=torch.float32, device=device)[self._layer]
         self._tracked = torch.zeros(len(outs), dtype=torch.long, device=device)
         for place, norm in zip(self._tracked.split(1), norms, strict=True):
             self._statistics.add(norm.num_batches_tracked, place)
@@ -205,11 +205,11 @@ class FoldedCopy:
         device = self._bias.device
         shapes = {fused: (conv.in_channels, *conv.kernel_size) for fused, conv, _ in self.pairs}
         sizes = [math.prod(shapes[fused]) for fused, _, _ in followed]
-        self._inputs = torch.full((sum(sizes),), torch.nan, device=device)
+        self._inputs = torch.full((sum(sizes),), torch.nan, dtype=torch.float32, device=device)
         parts = iter(self._inputs.split(sizes))
         for pair in self.pairs:
             shape = shapes[pair[0]]
-            unknown = torch.full(shape, torch.nan, device=device)
+            unknown = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
             self._places.append(next(parts).view(shape) if pair in followed else unknown)
         self._readers = [fused for fused, _, _ in followed]
         for fused in self._readers:

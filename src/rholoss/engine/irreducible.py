@@ -24,6 +24,7 @@ from rholoss.il.build import as_losses, table_of
 from rholoss.il.fingerprint import identity_of_rows
 from rholoss.il.guessing import tell_useless
 from rholoss.il.ids import shown
+from rholoss.il.points import about_model
 from rholoss.il.score import tell_unusable
 from rholoss.il.split import folds as fold_of
 from rholoss.il.store import Irreducible
@@ -66,7 +67,7 @@ def losses_of(
     rows = torch.arange(len(data), device=data.device)
     parts = []
     with torch.no_grad(), scoring_mode(model, batch_norm="eval", dropout=False):
-        for part in rows.split(batch_size):
+        for part in rows.split(int(batch_size)):
             with own_autocast(data.device, scorer.dtype):
                 parts.append(scorer.loss(model, data.batch(part)))
     return torch.cat(parts)
@@ -171,14 +172,16 @@ def _fit_rungs(
         while not all(fit.finished for _, fit in fits):
             for _, fit in fits:
                 fit.advance()
-    values = torch.full((len(rungs) + 1, len(ids)), torch.nan, device=data.device)
+    shape = len(rungs) + 1, len(ids)
+    values = torch.full(shape, torch.nan, dtype=torch.float32, device=data.device)
     for rows, fit in fits:
         values[:, rows] = torch.stack(fit.read())
     bad = (~values[-1].isfinite()).nonzero().flatten().cpu().numpy()
     tell_unusable(len(bad), len(ids), f" (ids {shown(ids[bad[:6]].tolist())})")
     about: dict[str, Any] = {
         "loss": fits[0][1].loss,
-        "split": {"folds": folds, "seed": seed} if folds else None,
+        "model": about_model(fits[0][1].trainer.model),
+        "split": {"kind": "folds" if folds else "holdout", "folds": folds, "seed": int(seed)},
     }
     seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
     identity = identity_of_rows(ids, scored.targets)

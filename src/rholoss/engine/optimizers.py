@@ -42,7 +42,7 @@ def check_rates(optimizer: torch.optim.Optimizer) -> None:
 
 def rates(learning_rate: Rate, total_steps: int) -> Tensor:
     """The rate of each step."""
-    rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
+    rate = learning_rate if callable(learning_rate) else _constant(learning_rate)
     each = [float(rate(step)) for step in range(total_steps)]
     rate_T = torch.tensor(each, dtype=torch.float64, device="cpu")
     bad = (~rate_T.isfinite() | (rate_T < 0)).nonzero().flatten().tolist()
@@ -52,3 +52,14 @@ def rates(learning_rate: Rate, total_steps: int) -> Tensor:
             "but a rate must be finite and at least 0; is it a function for another number of steps?"
         )
     return rate_T
+
+
+def _constant(rate: Any) -> Callable[[int], float]:
+    try:
+        value = float(rate)
+    except (TypeError, ValueError):
+        raise RholossError(
+            f"`learning_rate` is a {type(rate).__name__}; give a number, or a function from the step to one: "
+            "`one_cycle(4e-3, total_steps)`, or for a list of rates `lambda step: rates[step]`."
+        ) from None
+    return lambda step: value

@@ -100,7 +100,7 @@ class Reuse(Partial):
             )
         size, device = int(step.data.ids.max()) + 1, step.data.device
         super().attach(step)
-        self.loss = torch.full((size,), torch.nan, device=device)
+        self.loss = torch.full((size,), torch.nan, dtype=torch.float32, device=device)
         self.seen = torch.full((size,), -1, dtype=torch.long, device=device)  # at which step
         # Its own count: the step's number moves while scoring runs beside training.
         self.now = torch.zeros(1, dtype=torch.long, device=device)
@@ -191,7 +191,8 @@ class Shortlist(Reuse):
                 f"`Shortlist`({self.share}, again={self.again}) takes {self.best} candidates by score, "
                 f"but {step.k} are chosen; pass a greater share, or a smaller `again`."
             )
-        self.mean = torch.zeros((), device=step.data.device)  # loss of those forwarded last
+        # The loss of those forwarded last.
+        self.mean = torch.zeros((), dtype=torch.float32, device=step.data.device)
         self._shortlist = functools.partial(step.wrap(shortlist), step.method)
 
     def forwarded(self, step: DeviceStep, index: Tensor) -> Tensor:

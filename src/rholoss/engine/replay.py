@@ -40,6 +40,11 @@ class Recorded:
                 f"{where} must hold steps that all chose as many rows, but has {len(chosen)} steps with "
                 f"{sizes} rows. Record with `drop_last=True`, or by the engine."
             )
+        if isinstance(chosen[0][0], str):
+            raise RholossError(
+                f"{where} holds ids that are no whole numbers ({chosen[0][0]!r} for instance), and rows on a "
+                "device have whole numbers as ids. Record with row numbers."
+            )
         self.index = torch.as_tensor(chosen, device="cpu").long()  # [steps, k]
 
     def __len__(self) -> int:

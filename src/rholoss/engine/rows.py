@@ -43,7 +43,7 @@ def by_id(table: Table, ids: Tensor) -> Tensor:
     """The losses of these ids as a tensor by id, where the ids are; NaN between them."""
     loss_N = table.lookup(ids.cpu())
     raise_unmeasured(ids.cpu(), loss_N)
-    whole = torch.full((int(ids.max()) + 1,), torch.nan, device="cpu")
+    whole = torch.full((int(ids.max()) + 1,), torch.nan, dtype=torch.float32, device="cpu")
     whole[ids.cpu()] = loss_N
     return whole.to(ids.device)
 

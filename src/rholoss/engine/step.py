@@ -52,9 +52,9 @@ class Counters:
         """All zero."""
         return cls(
             torch.zeros(window, k, dtype=torch.long, device=device),
-            torch.zeros(window, k, device=device),
-            torch.zeros(window, device=device),
-            torch.zeros(window, device=device),
+            torch.zeros(window, k, dtype=torch.float32, device=device),
+            torch.zeros(window, dtype=torch.float32, device=device),
+            torch.zeros(window, dtype=torch.float32, device=device),
             torch.zeros(1, dtype=torch.long, device=device),
             *(torch.zeros((), dtype=torch.long, device=device) for _ in range(3)),
         )
@@ -236,7 +236,7 @@ class DeviceStep:
         self.copied = model if ahead is None else ahead.model  # by copies that score
         # by id: how much a row counts when rows are trained on as they come
         self.row_weight = (
-            None if memory is None else torch.ones(len(memory.seen), device=data.device)
+            None if memory is None else torch.ones_like(memory.seen, dtype=torch.float32)
         )
         self.dtype, self.lr, self.lr_T, self.counters = scorer.dtype, lr, lr_T, counters
         self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the step

@@ -116,7 +116,8 @@ class Trainer:
         log: str | os.PathLike[str] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        check_run(data, total_steps)
+        numbers = check_run(model, data, total_steps, candidates, seed, plan)
+        total_steps, candidates, seed = numbers
         self.method, self.data, device = methods.by_name(method), data, data.device
         check_overlap(overlap)
         check_scoring(scoring, overlap, others=[schedule, plan])
@@ -367,7 +368,7 @@ class Trainer:
                 f"was made for, but is {total_steps}."
             )
         self.body.lr_T[:total_steps].copy_(rates(learning_rate, total_steps))
-        self.total_steps = total_steps
+        self.total_steps = int(total_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, the model and the optimizer included."""

@@ -16,7 +16,7 @@ from rholoss.errors import RholossError
 from rholoss.il.hashing import content_hash, numpy_of
 from rholoss.il.ids import Ids, as_ids, shown_at
 from rholoss.il.views import evenly, rows_inside, seed_all
-from rholoss.indexed import fetch, ids_of_rows, without_ids
+from rholoss.indexed import check_can_have_ids, fetch, ids_of_rows, without_ids
 from rholoss.naming import code_hash, named, without_addresses
 
 FETCHED_TWICE = 8
@@ -83,6 +83,7 @@ def points_of(dataset: Any, argument: str) -> Points:
         )
     if not len(dataset):
         raise RholossError(f"`{argument}` is empty; pass a data set with at least one row.")
+    check_can_have_ids(without_ids(dataset), argument)
     ids = as_ids(ids_of_rows(dataset), argument)
     distinct, position, which = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
     if len(distinct) < len(ids):
