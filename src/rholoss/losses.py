@@ -52,7 +52,7 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
 
 
 def parameters_of(model: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the `forward` of a model, or of the one inside of `torch.compile` or `DataParallel`."""
+    """The parameters of a model's `forward`, looked for inside of `torch.compile` and `DataParallel`."""
     while (wrapped := isinstance(model, nn.DataParallel)) or hasattr(model, "_orig_mod"):
         model = model.module if wrapped else model._orig_mod
     return inspect.signature(getattr(model, "forward", model)).parameters
