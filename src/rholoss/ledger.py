@@ -215,7 +215,7 @@ class Ledger:
 
     @property
     def flops(self) -> float | None:
-        """Forward FLOPs of what was scored plus three forwards for each point trained."""
+        """Forward FLOPs of what was scored plus three forwards for each point trained; not a live model's."""
         if self.flops_per_example is None:
             return None
         per_pass = self.flops_per_example if self.scoring_flops is None else self.scoring_flops

@@ -25,7 +25,7 @@ from rholoss.indexed import ids_of_rows, without_ids
 SAMPLED = 256  # rows whose content is kept where there are no labels
 AGAIN = (
     "Undo the change, or measure the losses again with `rholoss il fit` or `rholoss il score`; if you "
-    "know that each loss still belongs to its id, pass "
+    "know that each loss still belongs to its id, load them with "
 )
 
 
