@@ -72,7 +72,7 @@ def test_an_arm_has_one_colour_in_all_panels(tmp_path, monkeypatch):
     had = {"clean": ["InfoBatch"], "worse": ["uniform", "InfoBatch"]}
     lines = [line(arm, labels=labels) | curve for labels, arms in had.items() for arm in arms]
     draw_curves(lines, tmp_path / "curves.png", ["uniform", "random half", "InfoBatch"])
-    assert drawn == [("InfoBatch", "C1"), ("uniform", "C0"), ("InfoBatch", "C1")]
+    assert drawn == [("InfoBatch", "C1"), ("uniform", "black"), ("InfoBatch", "C1")]
 
 
 def test_a_curve_is_the_mean_of_all_seeds_at_the_size_that_did_best(tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path 
 
     shown = [name for name in ALL_LABELS if any(line["labels"] == name for line in with_curve)]
     there = [arm for arm in arms if any(line["arm"] == arm for line in with_curve)]
-    colours = {arm: f"C{place}" for place, arm in enumerate(there)}  # the same in all panels
+    looks = {arm: _look(arm, place) for place, arm in enumerate(there)}  # the same in all panels
     figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         for arm in there:
@@ -122,8 +122,9 @@ def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path 
                 seconds, mean, low, high = _band([line["curve"] for line in runs])
                 seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
                 label = f"{arm} (n_b {runs[0]['n_b']}{seeds})"
-                axis.plot(seconds, mean, label=label, color=colours[arm])
-                axis.fill_between(seconds, low, high, color=colours[arm], alpha=0.2, linewidth=0)
+                axis.plot(seconds, mean, label=label, **looks[arm])
+                band = {"color": looks[arm]["color"], "alpha": 0.15, "linewidth": 0}
+                axis.fill_between(seconds, low, high, **band)
         axis.set(title=NAMES[name], xlabel="seconds, irreducible losses included")
         axis.set_ylabel("accuracy on 5,000 held-out points, %")
         axis.set_ylim(bottom=0.85 * axis.get_ylim()[1])
@@ -131,6 +132,17 @@ def draw_curves(lines: Sequence[Line], path: Path, arms: Sequence[str]) -> Path 
         axis.legend(fontsize=7)
     figure.savefig(path, dpi=110)
     return path
+
+
+def _look(arm: str, place: int) -> dict[str, Any]:
+    """Uniform is black, what scores is a full line, and what does without it a thin, broken one."""
+    if arm == "uniform":
+        return {"color": "black", "linewidth": 2}
+    if arm == "uniform, remembering":
+        return {"color": "black", "linestyle": "dotted", "linewidth": 2}
+    if ARMS[arm].scores:
+        return {"color": f"C{place}", "linewidth": 2}
+    return {"color": f"C{place}", "linestyle": "dashed", "linewidth": 1}
 
 
 def _band(curves: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
