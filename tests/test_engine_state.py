@@ -351,7 +351,7 @@ def test_a_step_that_was_cut_in_its_middle_is_not_gone_on_with():
         fast.train(1)
     broken.remove()
     for go_on in (lambda: fast.train(1), fast.state_dict):
-        with pytest.raises(RholossError, match="Step 5 was cut off in its middle"):
+        with pytest.raises(RholossError, match="Step 5 was interrupted in the middle"):
             go_on()
     fast.load_state_dict(state)
     fast.train(STEPS - 5)

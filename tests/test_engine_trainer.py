@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(toy):
     x, y, il = toy
     fast = trainer((x * float("inf"), y, il), total_steps=100)
     with pytest.raises(
-        TooFewFiniteScoresError, match="100 had fewer finite scores than are selected"
+        TooFewFiniteScoresError, match="100 had fewer finite scores than rows to select"
     ):
         fast.train(100)
 
@@ -227,7 +227,9 @@ def test_bad_arguments(toy):
         RholossError, match=r"`keep` must be in \(0, 1\] and `candidates` in 1..1700"
     ):
         trainer(toy, candidates=2000)
-    with pytest.raises(RholossError, match="`steps`=13 would go beyond `total_steps`=12"):
+    with pytest.raises(
+        RholossError, match=r"`steps` is 13, but must be in 0\.\.12: 0 of `total_steps`=12"
+    ):
         trainer(toy).train(13)
     with pytest.raises(
         UnmeasuredLossError, match="1 of 1700 candidates have no finite irreducible loss"
@@ -241,7 +243,7 @@ def test_bad_arguments(toy):
         trainer(toy, total_steps=0)
     with pytest.raises(RholossError, match="`overlap` is 'before'; give True, False, or 'ahead'"):
         trainer(toy, overlap="before")
-    with pytest.raises(RholossError, match="`steps`=-1 would go beyond"):
+    with pytest.raises(RholossError, match="`steps` is -1, but must be"):
         trainer(toy).train(-1)
     with pytest.raises(RholossError, match=r"`data` is a TensorDataset; make a `Resident"):
         Trainer(make_model(), TensorDataset(x, y), total_steps=1)

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rholoss.arguments import check_is_schedule
 from rholoss.core import Method
@@ -102,14 +102,4 @@ def check_schedule(schedule: Schedule, total_steps: int) -> None:
             "that all steps score; make it for as many steps as the run has, as in "
             f"`rholoss.annealed({total_steps})`.",
             stacklevel=4,
-        )
-
-
-def check_ids(ids: Tensor) -> None:
-    """Raise where what is remembered of a row would be mixed with another's."""
-    again = len(ids) - len(ids.unique())
-    if again:
-        raise RholossError(
-            f"{again} rows of the data have the id of another, so that what a `plan` remembers of them "
-            "would be mixed; give each row an id of its own."
         )

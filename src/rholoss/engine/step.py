@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from rholoss import core, picks
 from rholoss.core import Method, Selection, Stats
 from rholoss.engine.ahead import Ahead
 from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.counters import Counters
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
@@ -28,64 +28,6 @@ from rholoss.losses import Task
 from rholoss.memory import Memory
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
 from rholoss.scoring import Scorer
-
-
-@dataclass
-class Counters:
-    """What a step leaves behind for the host to read at the next flush. All on the device.
-
-    `window` steps of chosen ids, their scores and the loss; candidates passed over because their score
-    was not finite; steps with too few finite scores; steps whose loss was not finite.
-    """
-
-    index: Tensor  # [window, k]
-    score: Tensor  # [window, k]
-    loss: Tensor  # [window]
-    reducible: Tensor  # [window], mean reducible loss of the candidates
-    row: Tensor  # [1], next row of the window
-    not_finite: Tensor
-    short: Tensor
-    broken: Tensor
-
-    @classmethod
-    def empty(cls, window: int, k: int, device: torch.device) -> Counters:
-        """All zero."""
-        return cls(
-            torch.zeros(window, k, dtype=torch.long, device=device),
-            torch.zeros(window, k, dtype=torch.float32, device=device),
-            torch.zeros(window, dtype=torch.float32, device=device),
-            torch.zeros(window, dtype=torch.float32, device=device),
-            torch.zeros(1, dtype=torch.long, device=device),
-            *(torch.zeros((), dtype=torch.long, device=device) for _ in range(3)),
-        )
-
-    def clear(self) -> None:
-        """As if nothing had happened yet."""
-        for count in (self.row, self.not_finite, self.short, self.broken):
-            count.zero_()  # in place: a graph may hold it
-
-    def record(
-        self, index: Tensor, score: Tensor | None, loss: Tensor, mean: Tensor | None = None
-    ) -> None:
-        """Note one step: what was chosen, by which scores, what all candidates have in the mean, the loss."""
-        self.index.index_copy_(0, self.row, index[None])
-        if score is not None:
-            self.score.index_copy_(0, self.row, score[None].float())
-        if mean is not None:
-            self.reducible.index_copy_(0, self.row, mean[None].float())
-        self.loss.index_copy_(0, self.row, loss[None])
-        self.broken += ~loss.isfinite()
-        self.row += 1
-
-    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> None:
-        """Count scores that cannot be used; only those that were forwarded should have one.
-
-        It may run beside `record` (overlapped scoring), so it leaves `row` alone.
-        """
-        looked_at = score_B if forwarded is None else score_B.index_select(0, forwarded)
-        self.not_finite += (looked_at == -torch.inf).sum()
-        self.short += score_B.isfinite().sum() < enough
-
 
 # The parts that are compiled: functions of their arguments alone, so that all trainers of a process
 # share one compilation.
