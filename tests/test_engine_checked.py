@@ -243,7 +243,7 @@ def test_arguments_of_another_kind_are_told_before_anything_is_made(options, say
 
 
 def test_choices_of_rows_that_have_names_cannot_be_replayed():
-    says = r"`log` holds ids that are no whole numbers \('a.png'.*whole numbers"
+    says = r"`log` holds ids that are not whole numbers \('a.png'.*whole numbers"
     with pytest.raises(RholossError, match=says):
         Recorded([["a.png", "b.png"]])
 

@@ -227,9 +227,7 @@ def test_bad_arguments(toy):
         RholossError, match=r"`keep` must be in \(0, 1\] and `candidates` in 1..1700"
     ):
         trainer(toy, candidates=2000)
-    with pytest.raises(
-        RholossError, match=r"`steps` is 13, but must be in 0\.\.12: 0 of `total_steps`=12"
-    ):
+    with pytest.raises(RholossError, match="`steps` is 13, but must be in 0"):
         trainer(toy).train(13)
     with pytest.raises(
         UnmeasuredLossError, match="1 of 1700 candidates have no finite irreducible loss"
