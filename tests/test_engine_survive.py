@@ -218,7 +218,7 @@ def test_counts_that_were_cut_off_are_no_state_to_go_on_from(monkeypatch):
     monkeypatch.setattr(type(fast.log), "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fast.flush()
-    with pytest.raises(RholossError, match="Step 3 was cut off"):
+    with pytest.raises(RholossError, match="Step 3 was interrupted"):
         fast.state_dict()
 
 

@@ -279,7 +279,7 @@ def test_the_ledger_runs_and_claims_no_time_that_was_not_measured(toy):
     assert beside.ledger.seconds > 0
     assert "selecting" not in str(beside.ledger)
     assert "pays if" not in str(beside.ledger)
-    with pytest.raises(RholossError, match="no time of scoring to be told apart"):
+    with pytest.raises(RholossError, match="time of scoring cannot be measured apart"):
         beside.time_scoring()
     fast = trainer(toy)
     fast.train(STEPS)
