@@ -231,7 +231,7 @@ def test_what_does_not_go_with_overlap_is_told_with_its_value(overlap):
         ({"schedule": "annealed"}, "`schedule` is 'annealed'; pass a schedule, for instance"),
         ({"schedule": rho.annealed}, "`schedule` is <function annealed.*; pass a schedule"),
         ({"plan": "infobatch"}, r"`plan` is 'infobatch'; pass .* for instance InfoBatch\(\)"),
-        ({"plan": InfoBatch}, "`plan` is <class .*InfoBatch'>; pass one that is made"),
+        ({"plan": InfoBatch}, "`plan` is <class .*InfoBatch'>; pass an instance"),
         ({"learning_rate": [0.1] * 30}, r"`learning_rate` is a list; give a number, or a function"),
         ({"learning_rate": "cosine"}, "`learning_rate` is a str; give a number, or a function"),
     ],

@@ -43,10 +43,11 @@ class Planned(DistributedSampler[int]):
     cannot train: hence `drop_last=True`, which leaves out different rows each time.
 
     Args:
-        dataset: what the loader reads, with the ids that its items carry (`WithIndex`).
-        plan: e.g. `Remembered`, or a function of your own.
+        dataset: the data set that the loader reads; its items carry their ids (`WithIndex`).
+        plan: `Remembered`, `InfoBatch`, `RandomShare`, or a function from a `Situation` to an `Epoch`.
         passes: how many there will be, from which the plan knows how far training is.
-        depth: losses that are remembered of each row.
+        seed: of the order of the rows, and of the plan's randomness.
+        depth: how many losses of each row to remember.
     """
 
     def __init__(
@@ -88,11 +89,16 @@ class Planned(DistributedSampler[int]):
 
     @property
     def wrong(self) -> float | None:
-        """Share of wrong labels that the plan has found; None as long as it has not, or none to speak of."""
+        """The share of wrong labels that the plan has found; None if it has found none yet."""
         return self.memory.notes.get("wrong")
 
     def remember(self, index: Any, loss_k: Tensor) -> Tensor:
-        """Keep the losses of these rows, as training sees them; returns their mean for `backward`."""
+        """Remember the losses of a training batch; returns their mean, to call `backward` on.
+
+        Args:
+            index: the ids [k] that came with the batch.
+            loss_k: the training loss of each row, with its graph (reduction='none').
+        """
         row_k = self._rows(index)
         if self.order is None:
             raise RholossError(
