@@ -61,7 +61,7 @@ def made() -> str:
         lines += [f"## {title}", ""]
         for name in names.split():
             lines += described(importlib.import_module(module), name)
-    return "\n".join(lines)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
 def described(module: Any, name: str) -> Iterator[str]:

@@ -44,21 +44,21 @@ class Selector:
 
     Args:
         method: a name from `rholoss.METHODS` or a `Method`.
-        irreducible: what `fit_irreducible` or `Irreducible.load` returned, a tensor of losses by id, a
-            function from ids to losses, or a `LiveIrreducible`.
+        irreducible: irreducible losses: what `fit_irreducible` or `Irreducible.load` returned, a tensor of
+            losses by id, a function from ids to losses, a `Ladder` or a `LiveIrreducible`.
         keep: share of the candidates to select: n_b = round(keep x rows), at least 1. A short last batch
             may give a single row, which BatchNorm cannot train on: hence `drop_last=True`.
-        k: number to select, in place of `keep`.
+        k: the number of rows to select, in place of `keep`.
         loss, batch_norm, dropout, draws, precision, chunk, compile, quantities: see `Scorer`.
-        schedule: when to select; see `rholoss.schedules`. The paper selects always.
-        index: a function from a batch to its ids, where `data.find_index` does not find them.
-        shared: paths of what belongs to all rows, as error messages name them: `batch[2]`.
+        schedule: at which steps to score; by default at all of them, as in the paper. See `annealed`.
+        index: a function from a batch to its ids, if these are not where `WithIndex` puts them.
+        shared: paths, as error messages name them (`batch[2]`), of parts that belong to all rows.
         seed: of the selector's own randomness, which is a function of (seed, step).
         log: path of a JSON-lines file for the chosen ids and scores; call `flush()` after the last step.
         flush_every: steps between two writes of the log, at most 100.
-        on_scores: functions (step, stats, chosen) that may look, for TensorBoard and the like.
+        on_scores: functions (step, stats, chosen) to call at each step, for TensorBoard and the like.
         auto_off: stop scoring once selection has cost more than this many times everything else.
-        il_runs: how many runs share the cost of the irreducible losses.
+        il_runs: how many runs share the cost of the irreducible losses, for the ledger.
         choice: with several ranks, 'local' (each among its own candidates, nothing is exchanged) or
             'global' (what one process with all candidates would choose); see `rholoss.distributed`.
     """
@@ -257,9 +257,9 @@ class Selector:
         return Stats(ids, measured)
 
     def body(self, batch: Any) -> Any:
-        """The batch as the model's own code expects it: without ids, unless the user's `index` finds them.
+        """The batch as the model's own code expects it, without ids.
 
-        Then it is not known where in a tuple they are, so the tuple stays whole.
+        With an `index` function a tuple stays whole, because it is not known where its ids are.
         """
         whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
         return batch if whole else data.without_index(batch)
