@@ -363,7 +363,7 @@ def test_what_makes_no_sense_is_refused():
         (lambda: trainer(Proxy(make_proxy), method="uniform"), "'uniform' runs no model to score"),
         (
             lambda: trainer(Proxy(make_proxy), overlap=True),
-            "`overlap`=True cannot be had with `Proxy`",
+            "`overlap`=True cannot be combined with `Proxy`",
         ),
         (
             lambda: trainer(Reuse(), method="bald"),

@@ -385,7 +385,7 @@ def test_a_trainer_that_has_gone_on_can_be_taken_back(toy):
 
 def test_what_a_live_model_cannot_do_is_refused(toy):
     for options, message in (
-        ({"overlap": True}, "`overlap`=True cannot be had with a `LiveIrreducible`"),
+        ({"overlap": True}, "`overlap`=True cannot be combined with a `LiveIrreducible`"),
         ({"schedule": rho.annealed(STEPS, drop=0.1)}, "if the schedule drops nothing"),
     ):
         with pytest.raises(RholossError, match=message):

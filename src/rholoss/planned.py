@@ -171,10 +171,11 @@ class Planned(DistributedSampler[int]):
         self._unread = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on.
+        """Everything that a resumed run needs.
 
-        In the middle of a pass it holds the place, as far as rows were remembered, and `begun` does not
-        count that pass. With several ranks take it between two: until then each knows only its own rows.
+        In the middle of a pass the state has the place up to which losses were remembered, and `begun` does
+        not count that pass. With several ranks save between two passes: during one each rank knows only its
+        own rows.
         """
         # A loader may drop a last batch that is too small: with less than a batch left, the pass is over.
         rest = self._num - self._done
@@ -190,7 +191,7 @@ class Planned(DistributedSampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the rest of the pass in which the state was saved, or with the next."""
+        """Continue with the rest of the pass in which the state was saved, or with the next pass."""
         rows, now = len(state["memory"]["seen"]), len(self.memory.seen)
         if rows != now or state.get("ids", self._digest) != self._digest:
             raise RholossError(

@@ -35,13 +35,13 @@ class Stream(IterableDataset[Any]):
     Args:
         shards: names of the shards: paths, URLs, numbers. At least one for each rank.
         read: a function from a shard to its items.
-        key: the entry of a dict item that is its key, or a function from an item to its key: a string or
-            a whole number, different for each item of the data set.
-        irreducible: losses by key; each item then carries its own, looked up in the loader.
-        shuffle: draw the order of the shards anew in each epoch.
+        key: the name of the entry of a dict item that is its key, or a function from an item to its key.
+            Keys are strings or whole numbers, different for each item of the data set.
+        irreducible: losses by key; each item then carries its own, looked up in the loader. None: none.
+        shuffle: draw a new order of the shards in each epoch.
         seed: of that order.
-        repeat: begin again at the end, for runs that are counted in steps. With several ranks this is
-            the way to let none of them end before the others.
+        repeat: begin again at the end, for runs that are counted in steps. With several ranks this
+            keeps any of them from ending before the others.
     """
 
     def __init__(

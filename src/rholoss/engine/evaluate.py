@@ -45,7 +45,7 @@ class Evaluator:
         data: what to evaluate on, a `Resident` or a `Streamed` (which is always evaluated eagerly).
         num_classes: the number of classes; labels must be below it.
         batch_size: rows at a time.
-        precision: None (float32) or 'bf16'.
+        precision: 'bf16' to run the model under autocast; None keeps what is in force, usually float32.
         compile: run the passes through `torch.compile`.
         capture: False evaluates eagerly on a GPU too, which is quicker for a single evaluation.
     """

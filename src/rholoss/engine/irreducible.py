@@ -126,7 +126,7 @@ def fit_resident(
         batch_size: rows of a training step.
         learning_rate: the highest rate of `one_cycle`, for AdamW.
         loss: the name of a task, such as 'classification' or 'tokens'.
-        precision: of training and scoring: None (float32) or 'bf16'.
+        precision: of training and scoring: 'bf16', or None to keep what is in force, usually float32.
         compile: run the fits through `torch.compile`.
         seed: of weights, order and folds.
         evaluations: how many of the last epochs to measure after.

@@ -93,8 +93,8 @@ def check_scoring(
     """Raise if `scoring` is no option, or cannot be combined with `overlap`, or a schedule or a plan."""
     if overlap and isinstance(scoring, Cheaper) and scoring.learns:
         raise RholossError(
-            f"`overlap`={overlap!r} cannot be had with `{type(scoring).__name__}`: it would learn from a "
-            "choice that is not trained on yet. Pass overlap=False."
+            f"`overlap`={overlap!r} cannot be combined with `{type(scoring).__name__}`: it would learn from "
+            "a choice that is not trained on yet. Pass overlap=False."
         )
     if isinstance(scoring, Recorded) and (overlap or others != [None, None]):
         raise RholossError(

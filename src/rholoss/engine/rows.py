@@ -60,8 +60,8 @@ def live_source(
         return None
     if overlap:
         raise RholossError(
-            f"`overlap`={overlap!r} cannot be had with a `LiveIrreducible`: its model would learn from a "
-            "choice that is not trained on yet. Pass overlap=False."
+            f"`overlap`={overlap!r} cannot be combined with a `LiveIrreducible`: its model would learn from "
+            "a choice that is not trained on yet. Pass overlap=False."
         )
     source.check_target(target)
     for_graphs(source.optimizer, device)

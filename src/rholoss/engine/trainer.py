@@ -71,7 +71,7 @@ class Trainer:
         batch_norm: what BatchNorm normalises with while scoring: 'train' (statistics of the candidates,
             which also move the running ones), 'batch' (these alone) or 'eval' (the running ones).
         draws: the number of Monte-Carlo dropout passes, for methods that need them, such as 'bald'.
-        precision: of scoring and training: None (float32) or 'bf16'. 'fp16' is refused.
+        precision: of scoring and training: 'bf16', or None to keep what is in force, usually float32.
         compile: run the step through `torch.compile`.
         overlap: score the next candidates on a side stream while this batch trains. False: no. True: with
             the weights from before the step that trains. 'ahead': with the weights that this step is
@@ -84,7 +84,7 @@ class Trainer:
             `InfoBatch`, `RandomShare` or a function of your own. None: all rows.
         scoring: a cheaper way to score, such as `Folded()`. Or `Recorded` choices, which are trained on
             again without scoring; `method`, `candidates` and `keep` are then ignored. None: exact.
-        seed: of the order of the rows, augmentation, dropout while scoring and random picks.
+        seed: of the order of the rows, augmentation and random picks.
         log: the path of a JSON-lines file for the chosen ids and their scores. None: no log.
         tuning: how the step is laid out on a GPU, for speed alone; see `rholoss.engine.tuning.Tuning`.
 
@@ -343,7 +343,7 @@ class Trainer:
             self.rows.use(table)
 
     def stop_scoring(self) -> None:
-        """Score no more candidates from the next step on; the rest of the run trains as the plan says."""
+        """Score no more candidates from the next step on; the rest is uniform, or as the plan says."""
         self.schedule = dataclasses.replace(self.schedule, stop=max(self.step, self.schedule.start))
 
     def change_length(self, total_steps: int, learning_rate: Rate) -> None:
