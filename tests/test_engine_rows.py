@@ -94,7 +94,9 @@ def test_who_looks_or_saves_more_often_does_not_move_the_switch(easy):
 
 
 def test_it_is_for_rho_alone(easy):
-    with pytest.raises(RholossError, match=r"`catch_up` compares .* the method is 'loss'"):
+    with pytest.raises(
+        RholossError, match=r"`catch_up` compares .* the method 'loss' does not read both"
+    ):
         make(easy, 0.0, method="loss")
 
 

@@ -119,7 +119,7 @@ def fit_resident(
         make_model: a function without arguments that returns a new model; called once for each fit.
         data: what to fit on, a `Resident` or a `Streamed`: the holdout set, or with `folds` the training set.
             It may be augmented.
-        score: the points to be scored, without augmentation: the training set. In place of `folds`.
+        score: the points to be scored, which are not augmented: the training set. In place of `folds`.
         folds: fit this many models, 2 or more, each on all of `data` but one part, and score that part with
             it. Needs no holdout data. In place of `score`.
         epochs: passes over the data.
