@@ -318,7 +318,10 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize(
     ("line", "taught"),
     [
-        ("", ["An id is the row number", "An epoch is one pass of the candidates", "rholoss demo"]),
+        (
+            "",
+            ["An id is the row number", "An epoch is one pass over the candidates", "rholoss demo"],
+        ),
         ("--help", ["batch = select(model, batch)"]),
         ("il", ["An id is the row number", "rholoss il check il/mytask --data mytask:train"]),
         (
@@ -329,7 +332,7 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("il check --help", ["rholoss il check il/mytask --data mytask:train"]),
         ("il show --help", ["rholoss il show il/mytask --highest 20"]),
         ("advise --help", ["k is 1 / keep", "--precision bf16 --loader-workers 8"]),
-        ("demo --help", ["An epoch is one pass of the candidates", "rholoss demo --epochs 3"]),
+        ("demo --help", ["An epoch is one pass over the candidates", "rholoss demo --epochs 3"]),
         ("methods --help", ["rholoss methods --keep 0.5", "An epoch is one pass"]),
     ],
 )

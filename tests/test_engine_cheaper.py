@@ -287,7 +287,7 @@ def test_replay_refuses_what_does_not_fit(tmp_path):
         (lambda: trainer(Recorded([[1, 2]])), "`total_steps`=20, but only 1 steps were recorded"),
         (
             lambda: trainer(Recorded([[1, 900]] * 20)),
-            "20 recorded choices are of ids .* instance 900",
+            "20 recorded choices have ids .* instance 900",
         ),
         (
             lambda: Recorded([[1, 2]] * 20).rows(torch.tensor([2, 1, 5, 2]), 20),
@@ -363,7 +363,7 @@ def test_what_makes_no_sense_is_refused():
         (lambda: trainer(Proxy(make_proxy), method="uniform"), "'uniform' runs no model to score"),
         (
             lambda: trainer(Proxy(make_proxy), overlap=True),
-            "`overlap`=True cannot be had with `Proxy`",
+            "`overlap`=True cannot be combined with `Proxy`",
         ),
         (
             lambda: trainer(Reuse(), method="bald"),

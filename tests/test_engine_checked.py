@@ -214,7 +214,7 @@ def test_what_does_not_go_with_overlap_is_told_with_its_value(overlap):
         {"scoring": Proxy(make_model)},
         {"irreducible": rho.LiveIrreducible(make_model())},
     ):
-        with pytest.raises(RholossError, match=f"`overlap`={overlap!r} cannot be had with"):
+        with pytest.raises(RholossError, match=f"`overlap`={overlap!r} cannot be combined with"):
             trainer(overlap=overlap, **options)
     with pytest.raises(RholossError, match=f"'rho' and overlap={overlap!r}"):
         trainer(overlap=overlap).time_scoring()
@@ -230,8 +230,8 @@ def test_what_does_not_go_with_overlap_is_told_with_its_value(overlap):
         ({"keep": "0.1"}, r"`keep` must be in \(0, 1\] .* but are 0.1 and 40"),
         ({"schedule": "annealed"}, "`schedule` is 'annealed'; pass a schedule, for instance"),
         ({"schedule": rho.annealed}, "`schedule` is <function annealed.*; pass a schedule"),
-        ({"plan": "infobatch"}, r"`plan` is 'infobatch'; pass .* for instance InfoBatch\(\)"),
-        ({"plan": InfoBatch}, "`plan` is <class .*InfoBatch'>; pass one that is made"),
+        ({"plan": "infobatch"}, r"`plan` is 'infobatch'; pass .* for example InfoBatch\(\)"),
+        ({"plan": InfoBatch}, "`plan` is <class .*InfoBatch'>; pass an instance"),
         ({"learning_rate": [0.1] * 30}, r"`learning_rate` is a list; give a number, or a function"),
         ({"learning_rate": "cosine"}, "`learning_rate` is a str; give a number, or a function"),
     ],
@@ -243,7 +243,7 @@ def test_arguments_of_another_kind_are_told_before_anything_is_made(options, say
 
 
 def test_choices_of_rows_that_have_names_cannot_be_replayed():
-    says = r"`log` holds ids that are no whole numbers \('a.png'.*whole numbers"
+    says = r"`log` holds ids that are not whole numbers \('a.png'.*whole numbers"
     with pytest.raises(RholossError, match=says):
         Recorded([["a.png", "b.png"]])
 

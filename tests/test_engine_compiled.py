@@ -25,6 +25,7 @@ from rholoss.engine import (
     Trainer,
     step,
 )
+from rholoss.engine.counters import Counters
 from rholoss.engine.tuning import Tuning
 
 N, STEPS = 160, 8
@@ -111,7 +112,7 @@ def test_the_rate_of_a_step_is_set_on_the_device(traced):
     """What a GPU does where the CPU writes numbers into the optimizer."""
     note, rates = step.compiled(step.note), torch.tensor([0.3, 0.2, 0.1])
     lr, number = torch.zeros(()), torch.zeros(1, dtype=torch.long)
-    noted, index = step.Counters.empty(3, 2, torch.device("cpu")), torch.tensor([5, 6])
+    noted, index = Counters.empty(3, 2, torch.device("cpu")), torch.tensor([5, 6])
     for rate in rates:
         note(noted, (lr, rates, number), index, None, rate * 10)
         assert lr == rate

@@ -201,7 +201,7 @@ def test_a_graph_goes_on_after_another_could_not_be_made(toy):
 def test_a_loss_that_is_not_finite_stops_within_100_steps(toy):
     x, y, il = toy
     fast = trainer((x * float("inf"), y, il), total_steps=200)
-    with pytest.raises(TooFewFiniteScoresError, match="fewer finite scores than are selected"):
+    with pytest.raises(TooFewFiniteScoresError, match="fewer finite scores than rows to select"):
         fast.train(200)
     assert fast.step == 100
 

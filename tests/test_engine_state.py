@@ -310,7 +310,7 @@ def test_a_longer_run_has_its_own_rates_and_a_switch_stays_where_it_was():
     longer = trainer(
         total_steps=2 * STEPS, learning_rate=lambda step: 0.1 if step >= STEPS else 0.0
     )
-    with pytest.warns(UserWarning, match="score up to step 5, this trainer up to step inf") as told:
+    with pytest.warns(UserWarning, match="scores up to step 5, that of this trainer") as told:
         longer.load_state_dict(state)
     assert told[0].filename == __file__
     assert longer.schedule.stop == 5
@@ -351,7 +351,7 @@ def test_a_step_that_was_cut_in_its_middle_is_not_gone_on_with():
         fast.train(1)
     broken.remove()
     for go_on in (lambda: fast.train(1), fast.state_dict):
-        with pytest.raises(RholossError, match="Step 5 was cut off in its middle"):
+        with pytest.raises(RholossError, match="Step 5 was interrupted in the middle"):
             go_on()
     fast.load_state_dict(state)
     fast.train(STEPS - 5)

@@ -9,6 +9,7 @@ from torch import nn
 
 import rholoss as rho
 from rholoss.engine import Resident, Trainer, step
+from rholoss.engine.counters import Counters
 from rholoss.engine.resident import Examples
 
 INDEX = torch.tensor([4, 1, 0, 3])
@@ -21,7 +22,7 @@ SCORES = {
 
 @pytest.fixture
 def counters():
-    return step.Counters.empty(3, 2, torch.device("cpu"))
+    return Counters.empty(3, 2, torch.device("cpu"))
 
 
 def test_scores_are_ranked_by_the_table_of_their_ids(counters):

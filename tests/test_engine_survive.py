@@ -201,7 +201,9 @@ def test_a_step_that_was_cut_in_its_middle_is_no_state_to_go_on_from(call):
     state = fast.state_dict()
     with pytest.raises(KeyboardInterrupt):
         fast.train(100)
-    with pytest.raises(RholossError, match=r"Step \d+ was cut off in its middle .* earlier state"):
+    with pytest.raises(
+        RholossError, match=r"Step \d+ was interrupted in the middle.* earlier state"
+    ):
         fast.state_dict()
     fast.load_state_dict(state)
     assert fast.state_dict()["step"] == 3
@@ -216,7 +218,7 @@ def test_counts_that_were_cut_off_are_no_state_to_go_on_from(monkeypatch):
     monkeypatch.setattr(type(fast.log), "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fast.flush()
-    with pytest.raises(RholossError, match="Step 3 was cut off"):
+    with pytest.raises(RholossError, match="Step 3 was interrupted"):
         fast.state_dict()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -49,6 +50,7 @@ SECTIONS = {
 }
 FIELDS = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
 ENTRY = re.compile(r"^ {4}(\S[^:]*): ?(.*)$")
+COMMENT = re.compile(r"^    (\w+): [^#]*  # (.*)$", re.M)  # on a field of a dataclass
 WIDTH = 100
 
 
@@ -59,7 +61,7 @@ def made() -> str:
         lines += [f"## {title}", ""]
         for name in names.split():
             lines += described(importlib.import_module(module), name)
-    return "\n".join(lines)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
 def described(module: Any, name: str) -> Iterator[str]:
@@ -67,22 +69,32 @@ def described(module: Any, name: str) -> Iterator[str]:
     thing = getattr(module, name)
     place = module.__name__ if module.__name__ != "rholoss" else "rho"
     yield from (f"### {name}", "")
-    if isinstance(thing, dict):  # METHODS: names and what they stand for
-        yield from (f"`{place}.{name}`: " + ", ".join(f"`{key}`" for key in thing) + ".", "")
+    if isinstance(thing, dict):  # METHODS
+        yield from (
+            f"`{place}.{name}`: a dict of all methods by name, with what each of them reads:",
+            "",
+        )
+        for key, method in thing.items():
+            yield f"- `{key}`: {', '.join(sorted(method.needs)) or 'nothing'}"
+        yield ""
         return
     if not inspect.isclass(thing) and not inspect.isroutine(thing):  # a type of functions
         yield from ("`" + re.sub(r"\b\w+\.", "", str(thing)) + "`", "")
         return
     yield from ("```text", called(f"{place}.{name}", thing), "```", "")
-    yield from markdown(inspect.getdoc(thing) or "")
+    doc = inspect.getdoc(thing) or ""
+    yield from markdown(doc)
     yield ""
+    if dataclasses.is_dataclass(thing) and "Args:" not in doc and "Attributes:" not in doc:
+        fields = COMMENT.findall(inspect.getsource(thing))
+        yield from ("**Attributes**", "", *(f"- `{name}`: {told}" for name, told in fields), "")
     methods = [*methods_of(thing)] if inspect.isclass(thing) else []
     if methods:
         yield from ("**Methods and properties**", "", *methods, "")
 
 
 def methods_of(kind: type) -> Iterator[str]:
-    """Those that it has of its own; what a base of ours has is told there."""
+    """The methods and properties that a class defines itself, without those that a base of ours has."""
     known = {
         name for base in kind.__mro__[1:] if "rholoss" in base.__module__ for name in vars(base)
     }
@@ -96,12 +108,15 @@ def methods_of(kind: type) -> Iterator[str]:
             brackets = "(" + ", ".join(arguments(value)) + ")"
         else:
             continue
-        told = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
-        if told:
-            yield f"- `.{name}{brackets}`: {told}"
+        summary, _, rest = (inspect.getdoc(value) or "").partition("\n\n")
+        if summary:
+            yield f"- `.{name}{brackets}`: {summary.replace(chr(10), ' ')}"
+            if rest:
+                yield from ("", *(f"  {line}".rstrip() for line in markdown(rest)), "")
 
 
 def called(name: str, thing: Any) -> str:
+    """The call as it is written, on one line if it fits."""
     parts = arguments(thing)
     line = f"{name}({', '.join(parts)})"
     if len(line) <= WIDTH:
@@ -110,7 +125,7 @@ def called(name: str, thing: Any) -> str:
 
 
 def arguments(thing: Any) -> list[str]:
-    """Names and defaults; what they may be is in the docstring."""
+    """The names and defaults of the arguments; their meaning is in the docstring."""
     parts: list[str] = []
     star = False
     for p in inspect.signature(thing).parameters.values():
@@ -125,14 +140,13 @@ def arguments(thing: Any) -> list[str]:
 
 
 def default(value: Any) -> str:
-    if callable(value) and hasattr(value, "__name__"):
-        return value.__name__
-    told = repr(value)
-    return "..." if told.startswith("<") else told  # a field's factory, an object
+    """A default as the page shows it; `...` if it has no short form (an object, a lambda)."""
+    told = value.__name__ if callable(value) and hasattr(value, "__name__") else repr(value)
+    return "..." if told.startswith("<") else told
 
 
 def markdown(doc: str) -> Iterator[str]:
-    """Sections of arguments become lists; code that is set in stays so."""
+    """A docstring as Markdown: sections of arguments become lists, indented code stays as it is."""
     fields = False
     for line in doc.splitlines():
         if FIELDS.match(line):

@@ -33,8 +33,8 @@ MONTE_CARLO = frozenset({"entropy", "conditional_entropy"})  # measured over dro
 class Stats:
     """What was measured of the candidates: `stats.loss`, `stats.irreducible_loss` and so on, [B]."""
 
-    index: Any
-    measured: Mapping[str, Tensor]
+    index: Any  # ids [B] of the candidates
+    measured: Mapping[str, Tensor]  # the quantities by name, those in the `needs` of the method
 
     def __getattr__(self, name: str) -> Tensor:
         try:
@@ -45,20 +45,20 @@ class Stats:
 
 @dataclass(frozen=True)
 class Selection:
-    """Positions [k] of the selected candidates; weights [k] if they were sampled by importance."""
+    """The selected candidates, as a pick returns them."""
 
-    position: Tensor
-    weight: Tensor | None = None
+    position: Tensor  # their positions [k] in the candidate batch
+    weight: Tensor | None = None  # importance weights [k], if they were sampled by importance
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to select: a score of what was measured, a pick among scores, and the quantities read."""
+    """A way to select: score the candidates by what was measured, and pick k of them by score."""
 
-    name: str
-    score: Callable[[Stats], Tensor]
-    pick: Callable[[Tensor, int, Generator], Selection]
-    needs: frozenset[str]
+    name: str  # as reports and messages have it
+    score: Callable[[Stats], Tensor]  # what was measured -> scores [B]; higher is better
+    pick: Callable[[Tensor, int, Generator], Selection]  # (scores [B], k, randomness) -> Selection
+    needs: frozenset[str]  # what to measure: "loss", "irreducible_loss", "entropy", ...
 
 
 def num_selected(rows: int, keep: float) -> int:

@@ -37,14 +37,21 @@ def coreset(
     seed: int = 0,
     progress: bool = True,
 ) -> WithIndex:
-    """The share `keep` of the data set with the highest score under a trained proxy, chosen once.
+    """Choose a part of the data set once, before training: the points that a trained proxy scores highest.
 
     Args:
-        proxy: a trained model; runs in eval mode and is left as it was.
-        dataset: as it is trained on, without augmentation.
+        proxy: a trained model. It runs in eval mode and is left as it was.
+        dataset: the data to choose from, without augmentation.
+        keep: the share of it to keep, in (0, 1].
+        method: how to score and pick: a name from `rholoss.METHODS`, or a `Method`.
         irreducible: losses by id, for methods that read them: what `fit_irreducible` returned, or a tensor;
             each point must have one.
+        loss: the name of a task, or a function (model, batch) -> [B].
+        batch_size: points at a time.
+        num_workers: of the loader.
         draws: 1 takes the proxy's own prediction; more average Monte-Carlo dropout draws.
+        seed: of methods that draw.
+        progress: show a progress bar.
 
     Returns:
         The chosen rows, highest score first, with the ids that they have in the whole data set.

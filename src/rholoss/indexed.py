@@ -59,9 +59,12 @@ class WithIndex(Indexed):
     """A data set whose items carry their id: `(x, y)` becomes `(index, x, y)`, a dict gets "index".
 
     The id is the row of the underlying data set, also through (nested) `Subset`s, so that what was
-    measured for an id holds for every view of the data. Ids of another kind, strings for instance,
-    are given as `ids`, one for each row of `dataset`. A data set whose items carry ids already (a
+    measured for an id holds for every view of the data. A data set whose items carry ids already (a
     `Subset` of a `WithIndex`) keeps them.
+
+    Args:
+        dataset: a data set with `__getitem__` and `__len__`; for streams see `Stream`.
+        ids: other ids, whole numbers or strings, one for each row of `dataset`; by default row numbers.
     """
 
     def __init__(self, dataset: Dataset[Any], ids: Sequence[Any] | None = None) -> None:
@@ -85,9 +88,14 @@ class WithIndex(Indexed):
 
 
 class WithIrreducible(Indexed):
-    """A `WithIndex` data set whose items also carry their irreducible loss, looked up in the loader.
+    """A `WithIndex` data set whose items also carry their irreducible loss.
 
-    For tables that do not fit the device, and for string keys: the look-up then runs in the workers.
+    The losses are looked up by the loader's workers. Use it for tables that do not fit the device, and for
+    string ids; the `Selector` then needs no `irreducible`.
+
+    Args:
+        dataset: the training set as `WithIndex`.
+        irreducible: the losses by id: what `fit_irreducible` or `Irreducible.load` returned, or a tensor.
     """
 
     def __init__(self, dataset: WithIndex, irreducible: Any) -> None:

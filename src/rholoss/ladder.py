@@ -24,16 +24,16 @@ EVERY = 100  # steps between two looks at whether to climb
 
 
 class Ladder(TableSource):
-    """Irreducible losses of a model at several ages, the youngest first.
+    """Irreducible losses of one model after different lengths of training, the shortest first.
 
-    A model that is far ahead of the target finds nearly everything easy: its losses tell little, and the
-    score is little more than the training loss. One that the target has passed tells nothing any more. So
-    a run begins with the losses of a young model, and climbs when the target comes near: as soon as
-    `ahead` times its mean loss on the candidates is below the mean of the rung.
+    A model that is far better than the target finds nearly everything easy: its losses tell little, and the
+    score is little more than the training loss. A model that the target has overtaken tells nothing any more.
+    So a run begins with the losses of a model that was trained briefly. It climbs to the next rung when the
+    target comes near: as soon as `ahead` times its mean loss on the candidates is below the mean of the rung.
 
     Args:
-        rungs: irreducible losses of the same points, tables by id as `fit_irreducible` returns them; their
-            means must fall.
+        rungs: irreducible losses of the same points, tables by id as `fit_irreducible` returns them. The
+            mean loss must fall from each to the next.
         ahead: in (0, 1]; the smaller, the earlier it climbs.
     """
 
@@ -69,7 +69,13 @@ class Ladder(TableSource):
         return other
 
     def watcher(self, ranks: Ranks) -> Callable[[int, Stats, Chosen], None]:
-        """A tap for `Selector`: every hundred steps it may climb, on all ranks or on none."""
+        """A function for `Selector(on_scores=...)`: every hundred steps all ranks may climb together.
+
+        `Selector` installs it by itself.
+
+        Args:
+            ranks: the ranks of the run.
+        """
         return functools.partial(self._watch, ranks)  # no closure: a copy watches its own
 
     def _watch(self, ranks: Ranks, step: int, stats: Stats, chosen: Chosen) -> None:
@@ -92,9 +98,10 @@ class Ladder(TableSource):
         return mean
 
     def climb(self, reducible: float) -> bool:
-        """Move to the right rung for a target whose mean loss is above this rung's by `reducible`.
+        """Move up to the rung that suits the target; returns whether the rung has changed.
 
-        Returns whether the rung has changed.
+        Args:
+            reducible: how much the target's mean loss on the candidates is above this rung's.
         """
         before, loss = self.rung, reducible + self.means[self.rung]
         while self.rung + 1 < len(self.means) and self.ahead * loss < self.means[self.rung]:

@@ -62,21 +62,26 @@ class Verdict:
 
 @dataclass
 class Ledger:
-    """Counts of one run. `print(ledger)` gives one line.
+    """Counts and times of one run. `print(ledger)` gives one line.
+
+    A `Selector` and a `Trainer` keep one, as `.ledger`; there is seldom a reason to make one.
 
     Attributes:
+        steps: steps taken.
         candidates, trained, scored: points seen as candidates, trained on, scored.
-        loaded: points that the loader brought; fewer than candidates where the batch sampler chose.
+        loaded: points that the loader brought; fewer than candidates if the batch sampler chose.
         forwards: forward passes of single points for scoring (several each with Monte-Carlo draws).
-        scoring_seconds: time spent in `select`, apart from its first call, the dry run; NaN where it
-            cannot be told apart from training (a step that is one CUDA graph).
         seconds: all time from the first call (or the first batch of a watched loader) to the last
-            call, mark or flush, less what was spent in `paused()`.
-        loading_seconds: time waited for a watched loader.
+            call, mark or flush, without what was spent in `paused()`.
+        scoring_seconds: time spent in `select`, without its first call, the dry run. NaN if it cannot be
+            measured apart from training (a step that is one CUDA graph).
+        dry_run_seconds: time spent in the dry run.
+        loading_seconds: time spent waiting for a watched loader.
         flops_per_example: forward FLOPs of one example, counted at the dry run (None if not scored).
-        scoring_flops: the same for a scoring pass, where that is not the model's own on whole inputs.
+        scoring_flops: the same for a scoring pass, if that is not the model's own on whole inputs.
         il_seconds, il_runs: what the irreducible losses cost, and how many runs share that.
         marks: (step, seconds, value) of each `mark(value)`.
+        notes: what `print` adds at the end, for instance that `auto_off` switched scoring off.
     """
 
     il_seconds: float = 0.0
@@ -108,21 +113,21 @@ class Ledger:
             )
 
     def tick(self) -> None:
-        """Let the clock run on from the last tick, unless it stands still."""
+        """Add the time since the last tick to `seconds`, unless the clock is stopped."""
         if self._now is not None:
             now = time.perf_counter()
             self.seconds += now - self._now
             self._now = now
 
     def start(self) -> None:
-        """Start the clock, or let it run on."""
+        """Start the clock; if it runs already, tick."""
         self.tick()
         if not self._pauses and self._now is None:
             self._now = time.perf_counter()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock, for an evaluation for instance. Waits for the device."""
+        """A block in which the clock is stopped, for an evaluation for instance. Waits for the device."""
         self._catch_up()
         ran, self._now = self._now is not None, None
         self._pauses += 1
@@ -133,7 +138,7 @@ class Ledger:
             self._now = time.perf_counter() if ran else None
 
     def runs_on(self, device: torch.device) -> None:
-        """Name the device of the run: `mark` and `paused` wait for a GPU, whose queued work counts too."""
+        """Say which device the run is on: `mark` and `paused` wait for a GPU, to count its queued work."""
         if device.type == "cuda":
             self._device = device
 
@@ -145,7 +150,12 @@ class Ledger:
 
     @contextlib.contextmanager
     def timed(self, device: torch.device, *, dry_run: bool = False) -> Iterator[None]:
-        """Time one selection."""
+        """A block whose time counts as selection.
+
+        Args:
+            device: the device of the model; on a GPU events are recorded, which are read later.
+            dry_run: whether this is the first call, whose time is kept apart.
+        """
         self.start()
         if device.type == "cuda" and not dry_run:
             self.runs_on(device)
@@ -166,7 +176,7 @@ class Ledger:
         self.tick()
 
     def count(self, candidates: int, loaded: int, trained: int, scored: int, forwards: int) -> None:
-        """Count one step."""
+        """Count one step: its points, as in the attributes of these names, and its forward passes."""
         self.steps += 1
         self.candidates += candidates
         self.loaded += loaded
@@ -175,7 +185,7 @@ class Ledger:
         self.forwards += forwards
 
     def read_events(self) -> None:
-        """Add up the device's own times, and tick. Waits for the device."""
+        """Add up the times that the device has measured, and tick. Waits for the device."""
         self._add_up()
         self.tick()  # the time that was waited for the device is in `seconds` too
 
@@ -186,7 +196,11 @@ class Ledger:
         self._events = []
 
     def mark(self, value: float) -> dict[str, Any]:
-        """Note a figure of merit (accuracy at an evaluation; higher is better) with step and time."""
+        """Note the result of an evaluation, with step and time, for `verdict`.
+
+        Args:
+            value: an accuracy or another figure of which higher is better.
+        """
         self._catch_up()
         self.marks.append((self.steps, self.seconds, float(value)))
         known = float(value) if math.isfinite(value) else None  # JSON has no NaN
@@ -195,12 +209,12 @@ class Ledger:
 
     @property
     def overhead(self) -> float:
-        """Time spent on selection over time spent on everything else."""
+        """The time spent on selection, divided by the time spent on everything else."""
         rest = self.seconds - self.scoring_seconds - self.dry_run_seconds
         return self.scoring_seconds / rest if rest > 0 else 0.0
 
     def is_dear(self, overheads: Sequence[float], limit: float) -> bool:
-        """Whether selection costs more than allowed, on average over the ranks; notes it if so."""
+        """Whether the mean of the ranks' `overhead` is above `limit`; notes it if so."""
         overhead = sum(overheads) / len(overheads)
         if overhead > limit:
             self.notes.append(
@@ -210,12 +224,12 @@ class Ledger:
         return bool(overhead > limit)  # not numpy's, which a state is not to hold
 
     def charge(self, il_seconds: float) -> None:
-        """Set the cost of irreducible losses that come with the batches, unless a table's is known."""
+        """Set the seconds that irreducible losses in the batches took to make, unless a cost is known."""
         self.il_seconds = self.il_seconds or il_seconds
 
     @property
     def flops(self) -> float | None:
-        """Forward FLOPs of what was scored plus three forwards for each point trained; not a live model's."""
+        """FLOPs of the run: of scoring, and three forwards for each point trained; not a live model's."""
         if self.flops_per_example is None:
             return None
         per_pass = self.flops_per_example if self.scoring_flops is None else self.scoring_flops
@@ -223,17 +237,19 @@ class Ledger:
         return per_pass * self.forwards + trained
 
     def uniform_seconds(self) -> float:
-        """Estimate of what the same steps would have cost without selection.
+        """Estimate the seconds that the same steps would have taken without selection.
 
-        Scoring is left out, and of the time waited for the loader the part that loaded candidates
-        which were not trained on.
+        That is without scoring, and without waiting for candidates that were loaded but not trained on.
         """
         in_vain = 1 - self.trained / self.loaded if self.loaded else 0.0  # of what was loaded
         selecting = self.scoring_seconds + self.dry_run_seconds
         return self.seconds - selecting - self.loading_seconds * in_vain
 
     def break_even(self) -> float:
-        """How many times fewer steps than uniform training selection must need, IL included."""
+        """How many times fewer steps than uniform training selection must need to pay.
+
+        The cost of the irreducible losses is included, shared by `il_runs`.
+        """
         uniform = self.uniform_seconds()
         own = self.seconds + self.il_seconds / self.il_runs
         return own / uniform if uniform > 0 else math.inf
@@ -241,9 +257,13 @@ class Ledger:
     def verdict(
         self, baseline: Ledger | str | os.PathLike[str], target: float | None = None
     ) -> Verdict:
-        """Whether this run reached the baseline's best figure sooner.
+        """Whether this run reached a target sooner than the baseline; `print` it.
 
-        `baseline` is the ledger of another run, or the path of its log; both need `mark`s.
+        Both runs must have called `mark` at their evaluations.
+
+        Args:
+            baseline: the ledger of the other run, or the path of its log.
+            target: the figure to reach; by default the baseline's best.
         """
         if isinstance(baseline, Ledger):
             theirs, extra = baseline.marks, baseline.il_seconds / baseline.il_runs
@@ -297,7 +317,7 @@ class Ledger:
         return " | ".join([*parts, *self.notes])
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts so far."""
+        """All counts and times so far."""
         self.read_events()
         return {name: getattr(self, name) for name in COUNTS + TIMES} | {
             "marks": [list(mark) for mark in self.marks],
@@ -307,7 +327,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from counts that were saved; the time in between does not count."""
+        """Continue from saved counts; the time in between does not count."""
         for name in (*COUNTS, *TIMES, "flops_per_example"):
             setattr(self, name, state[name])
         self.scoring_flops = state.get("scoring_flops")

@@ -18,7 +18,18 @@ from rholoss.errors import RholossError
 
 
 class Memory:
-    """By id: the losses of the last `depth` times a row was trained on, and how often it was."""
+    """The last losses of each row in training, and how often it was trained on.
+
+    Args:
+        size: the number of rows; ids are 0 to `size` - 1.
+        device: where it is kept.
+        depth: how many losses of each row to keep.
+
+    Attributes:
+        recent: the losses [size, depth], in no order; NaN if there are not so many yet.
+        seen: how often each row was trained on, [size].
+        notes: what a plan notes for its next passes.
+    """
 
     def __init__(self, size: int, device: torch.device, depth: int = 4) -> None:
         if depth < 1:
@@ -31,17 +42,22 @@ class Memory:
         self.notes: dict[str, float] = {}  # a plan's own
 
     def record(self, index: Tensor, loss_k: Tensor) -> None:
-        """Note the losses of rows that are trained on. Runs inside a captured step."""
+        """Note the losses of rows that are trained on. Runs inside a captured step.
+
+        Args:
+            index: ids [k] of the rows.
+            loss_k: their losses [k].
+        """
         seen, loss_k = self.seen.index_select(0, index), loss_k.detach().float()
         self.recent[index, seen % self.recent.shape[1]] = loss_k
         self.seen[index] = seen + 1
 
     def move(self, device: torch.device) -> None:
-        """Keep it on another device."""
+        """Move it to another device."""
         self.recent, self.seen = self.recent.to(device), self.seen.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is remembered."""
+        """All that is remembered, copied to the CPU."""
         kept = {"recent": self.recent, "seen": self.seen}
         copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
         # Plain: `torch.load` reads none of numpy's numbers, and `np.log(10)` is one.
@@ -49,7 +65,7 @@ class Memory:
         return {**copied, "notes": notes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember what was saved."""
+        """Continue from a saved state."""
         self.recent.copy_(state["recent"])
         self.seen.copy_(state["seen"])
         self.notes = dict(state.get("notes", {}))
@@ -57,36 +73,50 @@ class Memory:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a plan decides for one pass: the rows, and their weights in the loss (None: 1)."""
+    """What a plan decides for one pass.
 
-    rows: Tensor  # numbers of rows, in no order
-    weight: Tensor | None = None  # [N], of all rows
+    Args:
+        rows: the numbers of the rows to train on, int64, in any order (not a mask).
+        weight: the weight of each row in the loss, [N] for all N rows of the data; None: 1 for each.
+    """
+
+    rows: Tensor
+    weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a plan may look at when a pass begins. All on the host, one entry a row."""
+    """What a plan may look at when a pass begins. Tensors are on the CPU, with one entry for each row.
 
-    progress: float  # share of all steps that are done
-    seen: Tensor  # [N], how often each row was trained on
-    recent: Tensor  # [N, depth], its last losses in no order; NaN where there is none yet
-    irreducible: Tensor | None  # [N]
+    Attributes:
+        progress: the share of all steps that are done.
+        seen: how often each row was trained on, [N].
+        recent: its last losses, [N, depth] in no order; NaN if there are not so many yet.
+        irreducible: its irreducible loss [N], None if there are none.
+        generator: the randomness of this pass.
+        notes: a dict that the plan may write to for its next passes; it is saved with the run.
+    """
+
+    progress: float
+    seen: Tensor
+    recent: Tensor
+    irreducible: Tensor | None
     generator: Generator
-    notes: dict[str, float] = field(default_factory=dict)  # written by the plan for its next passes
+    notes: dict[str, float] = field(default_factory=dict)
 
     @property
     def last(self) -> Tensor:
-        """Each row's loss when it was last trained on; NaN if it never was."""
+        """Each row's loss when it was last trained on, [N]; NaN if it never was."""
         place = (self.seen - 1).clamp(min=0) % self.recent.shape[1]
         return self.recent.gather(1, place[:, None])[:, 0]
 
     @property
     def lowest(self) -> Tensor:
-        """The lowest of each row's last losses; minus infinity if there are fewer than `depth`."""
+        """The lowest of each row's last losses, [N]; minus infinity if there are fewer than `depth`."""
         return self.recent.nan_to_num(nan=-torch.inf).amin(1)
 
     def random(self) -> Tensor:
-        """A number in [0, 1) for each row."""
+        """Draw a random number in [0, 1) for each row, [N]."""
         size, generator = len(self.seen), self.generator
         return torch.rand(size, generator=generator, dtype=torch.float32, device="cpu")
 
@@ -95,10 +125,10 @@ Plan = Callable[[Situation], Epoch]
 
 
 def check_plan(plan: Any) -> None:
-    """Raise where it is a name, or a class that makes one."""
+    """Raise if this is not a function: a name, for instance, or a class that makes a plan."""
     if not callable(plan) or isinstance(plan, type):
         raise RholossError(
-            f"`plan` is {plan!r}; pass one that is made, for instance InfoBatch(), or a function from a "
+            f"`plan` is {plan!r}; pass an instance, for example InfoBatch(), or a function from a "
             "`Situation` to an `Epoch`."
         )
 

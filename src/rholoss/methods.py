@@ -70,7 +70,16 @@ def by_name(method: str | Method) -> Method:
 def boltzmann(
     method: str | Method = "rho", *, temperature: float = 1.0, replacement: bool = False
 ) -> Method:
-    """Any method, but with its scores sampled softly: p ~ exp(score / temperature)."""
+    """A method that samples by another one's scores, p ~ exp(score / temperature), for a softer choice.
+
+    Args:
+        method: whose scores to use: a name from `rholoss.METHODS`, or a `Method`.
+        temperature: above 0; the higher, the closer to a uniform choice.
+        replacement: whether a candidate may be selected more than once.
+
+    Returns:
+        A `Method` named boltzmann_..., for `Selector` and the like.
+    """
     base = by_name(method)
     pick = picks.SoftmaxSample(temperature, replacement)
     return dataclasses.replace(base, name=f"boltzmann_{base.name}", pick=pick)

@@ -43,10 +43,11 @@ class Planned(DistributedSampler[int]):
     cannot train: hence `drop_last=True`, which leaves out different rows each time.
 
     Args:
-        dataset: what the loader reads, with the ids that its items carry (`WithIndex`).
-        plan: e.g. `Remembered`, or a function of your own.
+        dataset: the data set that the loader reads; its items carry their ids (`WithIndex`).
+        plan: `Remembered`, `InfoBatch`, `RandomShare`, or a function from a `Situation` to an `Epoch`.
         passes: how many there will be, from which the plan knows how far training is.
-        depth: losses that are remembered of each row.
+        seed: of the order of the rows, and of the plan's randomness.
+        depth: how many losses of each row to remember.
     """
 
     def __init__(
@@ -88,11 +89,16 @@ class Planned(DistributedSampler[int]):
 
     @property
     def wrong(self) -> float | None:
-        """Share of wrong labels that the plan has found; None as long as it has not, or none to speak of."""
+        """The share of wrong labels that the plan has found; None if it has found none yet."""
         return self.memory.notes.get("wrong")
 
     def remember(self, index: Any, loss_k: Tensor) -> Tensor:
-        """Keep the losses of these rows, as training sees them; returns their mean for `backward`."""
+        """Remember the losses of a training batch; returns their mean, to call `backward` on.
+
+        Args:
+            index: the ids [k] that came with the batch.
+            loss_k: the training loss of each row, with its graph (reduction='none').
+        """
         row_k = self._rows(index)
         if self.order is None:
             raise RholossError(
@@ -165,10 +171,11 @@ class Planned(DistributedSampler[int]):
         self._unread = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on.
+        """Everything that a resumed run needs.
 
-        In the middle of a pass it holds the place, as far as rows were remembered, and `begun` does not
-        count that pass. With several ranks take it between two: until then each knows only its own rows.
+        In the middle of a pass the state has the place up to which losses were remembered, and `begun` does
+        not count that pass. With several ranks save between two passes: during one each rank knows only its
+        own rows.
         """
         # A loader may drop a last batch that is too small: with less than a batch left, the pass is over.
         rest = self._num - self._done
@@ -184,7 +191,7 @@ class Planned(DistributedSampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the rest of the pass in which the state was saved, or with the next."""
+        """Continue with the rest of the pass in which the state was saved, or with the next pass."""
         rows, now = len(state["memory"]["seen"]), len(self.memory.seen)
         if rows != now or state.get("ids", self._digest) != self._digest:
             raise RholossError(

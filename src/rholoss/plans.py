@@ -18,7 +18,11 @@ from rholoss.memory import Epoch, Situation
 
 @dataclass(frozen=True)
 class RandomShare:
-    """A fresh random share of the rows each pass: what any plan that leaves rows out must beat."""
+    """Train on a new random share of the rows in each pass: what any other plan must beat.
+
+    Args:
+        share: of the rows, in [0, 1]; at least one row.
+    """
 
     share: float = 0.5
 
@@ -26,7 +30,7 @@ class RandomShare:
         _check_share("share", self.share)
 
     def __call__(self, situation: Situation) -> Epoch:
-        """The rows whose lot is drawn."""
+        """Draw the rows of a pass."""
         num = len(situation.seen)
         order = torch.randperm(num, generator=situation.generator, device="cpu")
         return Epoch(order[: max(1, round(self.share * len(order)))])
@@ -34,9 +38,14 @@ class RandomShare:
 
 @dataclass(frozen=True)
 class InfoBatch:
-    """Unbiased pruning (Qin et al., ICLR 2024): a row whose last loss is below the mean is left out with
-    probability `prune`; those that stay count 1 / (1 - prune), so that the expected gradient is that of
-    the whole data. After the share `until` of the steps, all rows.
+    """Leave out a random part of the easy rows, without bias (InfoBatch: Qin et al., ICLR 2024).
+
+    A row whose last loss is below the mean is left out with probability `prune`. Such rows that stay get the
+    weight 1 / (1 - prune), so that the expected gradient is that of the whole data.
+
+    Args:
+        prune: the probability to leave an easy row out of a pass, in [0, 1).
+        until: after this share of the steps a pass has all rows, in [0, 1].
     """
 
     prune: float = 0.5
@@ -51,7 +60,7 @@ class InfoBatch:
             )
 
     def __call__(self, situation: Situation) -> Epoch:
-        """Rows and weights."""
+        """Draw the rows of a pass, and set their weights."""
         s = situation
         everything = torch.arange(len(s.seen), device="cpu")
         known = s.last.isfinite()
@@ -70,14 +79,18 @@ BORNE_OUT = 3.0  # times the share of hopeless rows; more doubt comes from a wea
 
 
 def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
-    """Share of wrong labels, estimated from each row's last loss in training; 0 if there are none.
+    """Estimate the share of wrong labels from each row's last loss in training; 0.0 if there are no rows.
 
     If one label in ten is wrong and nothing tells which, the best a model can do is to give the label of
     an easy row a probability of nine tenths. So the share of wrong labels is one minus the probability of
     the surest rows' labels: of the share `surest` with the lowest losses, the one with the highest.
 
-    Too high while the model has not learnt the easy rows, or if its labels are smoothed. Too low once it
-    has memorised labels, or if only some classes have wrong ones.
+    The estimate is too high while the model has not learnt the easy rows, or if labels are smoothed. It is
+    too low once the model has memorised labels, or if only some classes have wrong ones.
+
+    Args:
+        loss_N: cross-entropies [N], without NaN.
+        surest: the share of rows that are taken for easy ones.
     """
     if not len(loss_N):
         return 0.0
@@ -87,9 +100,9 @@ def wrong_labels(loss_N: Tensor, surest: float = 0.3) -> float:
 
 @dataclass(frozen=True)
 class Remembered:
-    """RHO-LOSS's questions, answered from the losses that training itself has seen.
+    """Train on the rows that are learnable and not yet learnt, as told by their last losses in training.
 
-    Those must be cross-entropies, with labels that are not smoothed.
+    The losses must be cross-entropies, with labels that are not smoothed.
 
     *Learnable?* A row is left out if all of its last losses were above a bound. The bound is measured: how
     sure the model is of its surest rows gives the share of wrong labels (`wrong_labels`, here: the doubt),
@@ -109,13 +122,18 @@ class Remembered:
     then what has not been learnt is mostly wrong labels.
 
     Args:
-        chance: the logarithm of the number of classes. None: the bound is only measured, which on hard data,
-            or with a weak model, takes right labels for wrong ones.
-        measured: False: the bound is `chance` alone.
-        again: 0: nothing is left out before `filter_from`.
+        chance: the loss of a guess, the logarithm of the number of classes. None: the bound is only measured,
+            which on hard data, or with a weak model, takes right labels for wrong ones.
+        measured: whether to measure the bound. False: it is `chance` alone.
+        filter_from: the share of the steps after which rows are left out for good.
         least: nothing is left out unless more than this share of the rows was never better than chance
             (without `chance`: unless more is measured to be wrong). Rows that are hard and right are worth
             learning.
+        skip: the probability to leave a learnt row out of a pass; 0: none are left out for that.
+        skip_until: the share of the steps after which learnt rows are no longer left out.
+        most: `skip` applies only if at most this share of the labels seems wrong.
+        again: of rows on probation, one in this many is trained on in a pass. 0: no probation, so nothing is
+            left out before `filter_from`.
     """
 
     chance: float | None = None

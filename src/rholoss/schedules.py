@@ -58,32 +58,42 @@ class Schedule:
 
 
 def constant() -> Schedule:
-    """Select at every step, as the paper does."""
+    """Score and select at every step, as the paper does; the default."""
     return Schedule()
 
 
 def warm_up(steps: int) -> Schedule:
-    """Train uniformly for so many steps, then select."""
+    """Choose uniformly at first, then score and select to the end.
+
+    Args:
+        steps: the number of steps that do not score.
+    """
     return Schedule(start=steps)
 
 
 def window(start: int, stop: int) -> Schedule:
-    """Select from step `start` up to step `stop`, uniform before and after."""
+    """Score and select from step `start` up to step `stop`; choose uniformly before and after.
+
+    Args:
+        start: the first step that scores; steps count from 0.
+        stop: the first step that does not score any more.
+    """
     return Schedule(start=start, stop=stop)
 
 
 def annealed(total_steps: int, *, switch: float = 0.3, drop: float = 0.05) -> Schedule:
-    """Select early; after the share `switch` of all steps, uniform without the highest-IL points.
+    """Score and select early; later choose uniformly, without the highest irreducible losses.
 
     Choosing hard while the learning rate decays costs accuracy, and once the target is ahead of the
     irreducible-loss model, what still looks reducible is mostly wrong labels. The later phase scores
     nothing, so it costs nothing.
 
     Args:
-        total_steps: of the whole run.
-        switch: share of the steps that score.
-        drop: share of the data, that of highest irreducible loss, which is left out afterwards. Where
-            labels are clean pass 0: such points are then hard and right, and worth learning.
+        total_steps: the number of steps of the whole run.
+        switch: the share of them that score, the first ones, in [0, 1].
+        drop: the share of the data that is left out afterwards: the points with the highest irreducible
+            losses, in [0, 1). Pass 0 if the labels are clean: such points are then hard but right, and worth
+            learning.
     """
     if total_steps < 1 or not 0 <= switch <= 1:
         raise RholossError(

@@ -37,18 +37,19 @@ from rholoss.quantities import QUANTITIES, Quantity
 
 
 class Scorer:
-    """Measures per-example quantities of candidates under a model, without a graph, in float32.
+    """Measures quantities of each candidate under a model, such as its loss; float32, without gradients.
 
     Args:
-        loss: a task's name ('classification', 'multi_label', 'regression', 'tokens', 'causal_lm') or a
-            function `(model, batch) -> [B]`, where the batch comes without ids.
-        batch_norm: 'train' (the paper), 'batch' or 'eval'; see `scoring_mode`.
-        dropout: leave dropout on while scoring.
-        draws: Monte-Carlo dropout draws for entropies (10 in the paper).
+        loss: the name of a task ('classification', 'multi_label', 'regression', 'tokens', 'causal_lm') or a
+            function `(model, batch) -> [B]`, which gets the batch without ids.
+        batch_norm: what BatchNorm normalises with: 'train' (statistics of the candidates, which also move
+            the running ones, as in the paper), 'batch' (these alone) or 'eval' (the running ones).
+        dropout: whether dropout is on while scoring.
+        draws: the number of Monte-Carlo dropout passes for entropies (10 in the paper).
         precision: 'bf16' or 'fp16' to run the model under autocast; None keeps what is in force.
-        chunk: score at most this many candidates at a time, to save memory.
-        compile: run the model through `torch.compile`, apart from the one that trains.
-        quantities: further quantities, `name -> function(logits_KBC, target_B) -> [B]`.
+        chunk: score at most this many candidates at a time, to save memory; None: all at once.
+        compile: run the model through `torch.compile`, compiled apart from training.
+        quantities: further quantities, a dict from name to function(logits_KBC, target_B) -> [B].
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class Scorer:
         self._dry: bool | None = None  # not None during a dry run; then, whether draws are compared
 
     def passes(self, needs: frozenset[str]) -> int:
-        """Forward passes of each example: one, or one for each Monte-Carlo draw."""
+        """The forward passes of each example: one, or `draws` if `needs` has entropies."""
         return self.draws if needs & MONTE_CARLO else 1
 
     def seed(self, needs: frozenset[str], generator: torch.Generator) -> int:
-        """The seed for `measure`; nothing is taken from the generator where dropout is off."""
+        """Draw the seed for `measure`; if dropout is off it is 0, and nothing is drawn."""
         return draw_seed(generator) if needs & MONTE_CARLO or self.dropout else 0
 
     def measure(
@@ -105,9 +106,18 @@ class Scorer:
         seed: int = 0,
         eager: bool = False,
     ) -> dict[str, Tensor]:
-        """Measure the quantities named in `needs` for a batch without ids, one forward pass (per draw).
+        """Measure the quantities of a batch; the model's modes and random state are put back afterwards.
 
-        Returns a [rows] float32 tensor for each.
+        Args:
+            model: on the device of the batch.
+            batch: without ids.
+            rows: the number of examples in it.
+            needs: the names of the quantities.
+            seed: of dropout draws, see `seed`.
+            eager: run the model itself, not its compiled copy.
+
+        Returns:
+            A tensor [rows] in float32 for each name.
         """
         base = unwrapped(model)
         run: Any = scored_module(model)
@@ -146,7 +156,15 @@ class Scorer:
     def forward(
         self, run: Any, batch: Any, rows: int, needs: frozenset[str], draws: int
     ) -> dict[str, Tensor]:
-        """The quantities of `rows` examples, without changing any mode or random state."""
+        """Measure as `measure` does, but in whatever mode and random state the model is.
+
+        Args:
+            run: the model, or what stands for it.
+            batch: without ids.
+            rows: the number of examples in it.
+            needs: the names of the quantities.
+            draws: the number of forward passes.
+        """
         reads_output = needs - {"loss"}
         if not isinstance(self.loss, losses.Task):
             if reads_output:
@@ -207,9 +225,10 @@ class Scorer:
         discard: bool = False,
         compare: bool = False,
     ) -> tuple[dict[str, Tensor], float | None]:
-        """`measure` for the first time: checks what only a run can show. Waits for the device.
+        """Measure for the first time, with checks that need a run. Waits for the device.
 
-        Finds buffers that change although they should not; later passes restore them.
+        Also finds buffers that change although they should not; later passes restore them. Arguments that
+        are not listed are those of `measure`.
 
         Args:
             discard: restore every buffer, for a step that does not score yet. After an error that is done

@@ -44,21 +44,21 @@ class Selector:
 
     Args:
         method: a name from `rholoss.METHODS` or a `Method`.
-        irreducible: what `fit_irreducible` or `Irreducible.load` returned, a tensor of losses by id, a
-            function from ids to losses, or a `LiveIrreducible`.
+        irreducible: irreducible losses: what `fit_irreducible` or `Irreducible.load` returned, a tensor of
+            losses by id, a function from ids to losses, a `Ladder` or a `LiveIrreducible`.
         keep: share of the candidates to select: n_b = round(keep x rows), at least 1. A short last batch
             may give a single row, which BatchNorm cannot train on: hence `drop_last=True`.
-        k: number to select, in place of `keep`.
+        k: the number of rows to select, in place of `keep`.
         loss, batch_norm, dropout, draws, precision, chunk, compile, quantities: see `Scorer`.
-        schedule: when to select; see `rholoss.schedules`. The paper selects always.
-        index: a function from a batch to its ids, where `data.find_index` does not find them.
-        shared: paths of what belongs to all rows, as error messages name them: `batch[2]`.
+        schedule: at which steps to score; by default at all of them, as in the paper. See `annealed`.
+        index: a function from a batch to its ids, if these are not where `WithIndex` puts them.
+        shared: paths, as error messages name them (`batch[2]`), of parts that belong to all rows.
         seed: of the selector's own randomness, which is a function of (seed, step).
         log: path of a JSON-lines file for the chosen ids and scores; call `flush()` after the last step.
         flush_every: steps between two writes of the log, at most 100.
-        on_scores: functions (step, stats, chosen) that may look, for TensorBoard and the like.
+        on_scores: functions (step, stats, chosen) to call at each step, for TensorBoard and the like.
         auto_off: stop scoring once selection has cost more than this many times everything else.
-        il_runs: how many runs share the cost of the irreducible losses.
+        il_runs: how many runs share the cost of the irreducible losses, for the ledger.
         choice: with several ranks, 'local' (each among its own candidates, nothing is exchanged) or
             'global' (what one process with all candidates would choose); see `rholoss.distributed`.
     """
@@ -189,16 +189,16 @@ class Selector:
 
     @property
     def reads_irreducible(self) -> bool:
-        """Whether irreducible losses decide at any step."""
+        """Whether irreducible losses are read at any step."""
         return "irreducible_loss" in self.method.needs or self.schedule.drop > 0
 
     def phase(self, step: int) -> Phase:
-        """Whether a step scores its candidates, as schedule, method and `auto_off` have it."""
+        """Whether step number `step` scores its candidates; schedule, method and `auto_off` decide."""
         phase = Phase(score=False) if self.off else self.schedule(step)
         return phase if self.method.needs else Phase(score=False, drop=phase.drop)
 
     def num_selected(self, rows: int) -> int:
-        """How many of so many candidates are selected."""
+        """How many rows are selected from a candidate batch of `rows`."""
         return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
 
     def _warn_of_one_row(self, model: nn.Module, rows: int) -> None:
@@ -257,9 +257,9 @@ class Selector:
         return Stats(ids, measured)
 
     def body(self, batch: Any) -> Any:
-        """The batch as the model's own code expects it: without ids, unless the user's `index` finds them.
+        """The batch as the model's own code expects it, without ids.
 
-        Then it is not known where in a tuple they are, so the tuple stays whole.
+        With an `index` function a tuple stays whole, because it is not known where its ids are.
         """
         whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
         return batch if whole else data.without_index(batch)
@@ -284,7 +284,7 @@ class Selector:
     def adopt(
         self, stats: Stats, chosen: Chosen, candidates: int, loaded: int, *, scored: bool
     ) -> None:
-        """Count and log a step, and go on to the next. A choice made elsewhere is handed in here too."""
+        """Count and log a step, and go on to the next; also for a choice that was made elsewhere."""
         points = loaded if scored and self.method.needs - {"irreducible_loss"} else 0
         passes = self.scorer.passes(self.method.needs)
         self.ledger.count(candidates, loaded, len(chosen.position), points, points * passes)
@@ -322,17 +322,17 @@ class Selector:
         return None if self.selection is None else self.selection.weight
 
     def reduce(self, loss_B: Tensor) -> Tensor:
-        """Mean of the losses of the selected rows, each times its importance weight if it has one."""
+        """The mean of `loss_B`, one loss per selected row, each times its importance weight if it has one."""
         arguments.check_reducible(loss_B)
         weight = self.weights
         return loss_B.mean() if weight is None else (loss_B * weight).mean()
 
     def mark(self, value: float) -> None:
-        """Note a figure of merit (an accuracy) with step and time, in the ledger and in the log."""
+        """Note a result, such as an accuracy (higher is better), with step and time in ledger and log."""
         self.log.mark(self.ledger.mark(value))
 
     def watch(self, loader: Iterable[Any]) -> Watched:
-        """The same loader, whose waiting times go to the ledger."""
+        """The same loader, but the time spent waiting for it goes to the ledger."""
         self.smallest = last_rows(loader) if self.smallest is None else self.smallest
         self._charge(loader)
         return Watched(loader, self.ledger)
@@ -351,7 +351,15 @@ class Selector:
         drop_last: bool = False,
         seed: int = 0,
     ) -> CandidateBatches:
-        """For `DataLoader(dataset, batch_sampler=...)`: loads only the n_b chosen rows in uniform steps."""
+        """Make a `batch_sampler` for a DataLoader: in uniform steps only the n_b chosen rows are loaded.
+
+        Args:
+            dataset: what the loader reads.
+            batch_size: n_B, the candidates of a step.
+            shuffle: draw a new order in each epoch, from `seed`.
+            drop_last: leave out a last batch that is not full.
+            seed: of the order.
+        """
         self.sampler = CandidateBatches(
             dataset,
             batch_size,

@@ -35,13 +35,13 @@ class Stream(IterableDataset[Any]):
     Args:
         shards: names of the shards: paths, URLs, numbers. At least one for each rank.
         read: a function from a shard to its items.
-        key: the entry of a dict item that is its key, or a function from an item to its key: a string or
-            a whole number, different for each item of the data set.
-        irreducible: losses by key; each item then carries its own, looked up in the loader.
-        shuffle: draw the order of the shards anew in each epoch.
+        key: the name of the entry of a dict item that is its key, or a function from an item to its key.
+            Keys are strings or whole numbers, different for each item of the data set.
+        irreducible: losses by key; each item then carries its own, looked up in the loader. None: none.
+        shuffle: draw a new order of the shards in each epoch.
         seed: of that order.
-        repeat: begin again at the end, for runs that are counted in steps. With several ranks this is
-            the way to let none of them end before the others.
+        repeat: begin again at the end, for runs that are counted in steps. With several ranks this
+            keeps any of them from ending before the others.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Stream(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch whose order the next pass has; to be set before it."""
+        """The number of the epoch, which decides the order of the next pass; set it before the pass."""
         return int(self._place[0])
 
     @epoch.setter
@@ -84,19 +84,31 @@ class Stream(IterableDataset[Any]):
         self._place[0] = epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The same, by the name that loaders of frameworks call when a pass begins."""
+        """Set `epoch`; the loaders of frameworks call this when a pass begins.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+        """
         self.epoch = epoch
 
     def resume(self, batches: int, batch_size: int) -> None:
-        """Continue after so many batches of this rank: `select.step`, if every batch was selected from.
+        """Skip the batches that this rank has had, so that an interrupted run continues.
 
-        The rows of those batches are read again, but not yielded. Without `repeat` the batches are counted
-        within the present `epoch`, which must be set first; later epochs start at their beginning.
+        Their rows are read again, but not yielded. Without `repeat` batches are counted within the present
+        `epoch`, which must be set first; later epochs start at their beginning.
+
+        Args:
+            batches: how many: `select.step`, if every batch was selected from.
+            batch_size: of the loader.
         """
         self._place[1:] = torch.tensor([batches, batch_size, self.epoch], device="cpu")
 
     def items(self, shard: Any) -> Iterator[tuple[Any, Any]]:
-        """The key and the item of each row of a shard; an entry that is the key is taken out of it."""
+        """The key and the item of each row of a shard; a key that is an entry of the item is taken out.
+
+        Args:
+            shard: one of `shards`.
+        """
         for item in _dealt_already(self.read, shard):
             key = self._key_of(item, shard)
             if not callable(self.key):  # it returns as "index"; left here, the model would get it

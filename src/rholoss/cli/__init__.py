@@ -1,15 +1,19 @@
-"""The commands: `rholoss` or `python -m rholoss`. Nobody imports them."""
+"""The command line: `rholoss`, or `python -m rholoss`. The rest of the package does not import it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-MISSING = {"typer", "click", "rich"}  # what the extra brings
+MISSING = {"typer", "click", "rich"}  # the packages of the extra "cli"
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command and return its exit code.
+
+    Args:
+        args: the words of the command line after `rholoss`; by default those of this process.
+    """
     try:
         from rholoss.cli.app import run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`rholoss advise`: measure the user's own model and print what selection must save to pay."""
+"""`rholoss advise`: measure the user's own model, and print what selection must save to pay."""
 
 from __future__ import annotations
 
@@ -43,37 +43,40 @@ def advise(
     batch: Annotated[int, typer.Option(min=1, help="n_b, the rows that a step trains on.")] = 32,
     device: options.Device = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of scoring: bf16, fp16 or fp32; as training if left out.")
+        str | None, typer.Option(help="Of scoring: bf16, fp16 or fp32; by default as in training.")
     ] = None,
     train_precision: Annotated[
         str | None, typer.Option(help="Of training: bf16, fp16 or fp32 (the default).")
     ] = None,
     batch_norm: Annotated[str, typer.Option(help="While scoring: train, batch or eval.")] = "train",
     chunk: Annotated[
-        int | None, typer.Option(min=1, help="Score so many candidates at a time.")
+        int | None,
+        typer.Option(min=1, help="Score this many candidates at a time, not all at once."),
     ] = None,
     collate: options.Collate = None,
     loader_workers: Annotated[
-        int, typer.Option(min=0, help="Worker processes of your loader, to work out the waiting.")
+        int,
+        typer.Option(min=0, help="Worker processes of your loader, to estimate how long it waits."),
     ] = 0,
     workers: Annotated[
-        int, typer.Option(min=0, help="Ranks that only score, for one that trains.")
+        int, typer.Option(min=0, help="Scoring workers (ranks that only score) for each trainer.")
     ] = 0,
     link: Annotated[
-        float, typer.Option(min=1e-6, help="Gbit/s from the trainer to those ranks.")
+        float, typer.Option(min=1e-6, help="Gbit/s from the trainer to its workers.")
     ] = 10.0,
     every: Annotated[
-        int, typer.Option(min=1, help="Steps between two sets of weights to them.")
+        int, typer.Option(min=1, help="Steps between two transfers of the weights to workers.")
     ] = 1,
     il: Annotated[
-        Path | None, typer.Option("--il", metavar="DIR", help="Irreducible losses, for their cost.")
+        Path | None,
+        typer.Option("--il", metavar="DIR", help="Irreducible losses, to count their cost."),
     ] = None,
     il_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Their cost in seconds, in place of --il.")
+        float | None, typer.Option(min=0, help="The cost of irreducible losses, in place of --il.")
     ] = None,
     il_runs: Annotated[int, typer.Option(min=1, help="How many runs share that cost.")] = 1,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of uniform training, to spread it over.")
+        int | None, typer.Option(min=1, help="Steps of uniform training, to spread that cost over.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long to measure, about.")] = 10.0,
     as_json: options.Json = False,
@@ -141,6 +144,7 @@ def advise(
 
 
 def _work(row: Cost, loader_workers: int, weights: int, rows: int) -> Work:
+    """What a step with scoring workers has to do; `weights` and `rows` are sizes in bytes."""
     loading = row.loading / loader_workers
     return Work(row.training, row.scoring, loading, weights, rows, handling=HANDLING)
 
@@ -148,7 +152,14 @@ def _work(row: Cost, loader_workers: int, weights: int, rows: int) -> Work:
 def as_text(
     timings: Timings, table: Sequence[Cost], said: Sequence[str], scored: Sequence[Prediction] = ()
 ) -> str:
-    """JSON; what is infinite (it can never pay) is null there."""
+    """The result as JSON. A break-even that is infinite (selection can never pay) becomes null.
+
+    Args:
+        timings: what was measured.
+        table: the costs for each k.
+        said: the advice, as sentences.
+        scored: the predictions with scoring workers, if there are any.
+    """
     rows = [asdict(row) for row in table]
     for row in rows:
         row["break_even"] = None if math.isinf(row["break_even"]) else row["break_even"]
@@ -185,7 +196,7 @@ def _print(
 
 
 def _cells(row: Cost) -> tuple[str, ...]:
-    """A row under `COLUMNS`."""
+    """The cells of a row under `COLUMNS`."""
     return (
         str(row.k),
         f"{1 / row.k:.2f}",
@@ -199,7 +210,7 @@ def _cells(row: Cost) -> tuple[str, ...]:
 
 
 def _worker_cells(row: Cost, found: Prediction) -> tuple[str, ...]:
-    """A row under `WORKER_COLUMNS`."""
+    """The cells of a row under `WORKER_COLUMNS`."""
     return (
         str(row.k),
         f"{1 / row.k:.2f}",

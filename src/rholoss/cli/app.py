@@ -1,4 +1,4 @@
-"""The command line as a whole."""
+"""All commands put together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rholoss.cli.errors import TRACEBACK, TRACEBACK_VARIABLE, Commands
 from rholoss.cli.il import il
 from rholoss.cli.methods import methods
 
-# Plain help: examples keep their lines, and it reads the same in a file as on a terminal.
+# Plain help texts: examples keep their lines, and a file gets the same text as a terminal.
 app = typer.Typer(
     cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
@@ -35,7 +35,7 @@ def root(
 
     Objects of your own are named as module:attribute, e.g. mytask:train for `train` in mytask.py in
     the current directory. An id is the row number of a point in its data set. An epoch is one pass
-    of the candidates, of which a share (`keep`) is trained on.
+    over the candidates, of which a share (`keep`) is trained on.
 
     \b
     The usual way:
@@ -59,5 +59,5 @@ app.command(short_help="All methods, what they read and cost.")(methods)
 
 
 def run(args: Sequence[str]) -> int:
-    """Run a command line; returns the exit code."""
+    """Run a command line and return its exit code."""
     return typer.main.get_command(app).main(list(args), standalone_mode=False)

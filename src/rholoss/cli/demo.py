@@ -1,4 +1,4 @@
-"""`rholoss demo`."""
+"""`rholoss demo`: see what selection does, on real digits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rholoss.cli.errors import when_stopped
 
 def demo(
     epochs: Annotated[
-        int, typer.Option(help="Passes of the candidates; a tenth of each is trained on.")
+        int, typer.Option(help="Passes over the candidates; a tenth of each is trained on.")
     ] = 12,
-    seeds: Annotated[int, typer.Option(help="Repetitions, with other weights and order.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Repetitions, each with other weights and order.")] = 3,
     out: options.Out = Path("rholoss-demo"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Do finished runs again.")] = False,
     page: Annotated[bool, typer.Option(help="Write report.html.")] = True,
@@ -36,7 +36,7 @@ def demo(
     batches, by training loss and by RHO-LOSS, from the same weights and the same candidates. Prints
     a table and writes a page with curves and pictures. Needs no network.
 
-    An epoch is one pass of the candidates: each epoch looks at all points and trains on a tenth.
+    An epoch is one pass over the candidates: each epoch looks at all points and trains on a tenth.
     Finished runs are kept in --out; the same command again does only what is missing.
 
     \b
@@ -55,7 +55,7 @@ def demo(
 
 
 def has_screen() -> bool:
-    """A person at a terminal with a screen: not a pipe, not a remote machine without one."""
+    """Whether a page can be shown: there is a terminal and a screen, not a pipe or a bare remote machine."""
     local = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

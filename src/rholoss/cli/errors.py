@@ -1,7 +1,7 @@
-"""What a command says when it cannot go on: one line and an exit code, never a traceback.
+"""What a command prints when it fails: one line and an exit code, no traceback.
 
-A user's error (`RholossError`, a wrong option) exits with 2, Ctrl-C with 130. Anything else is a bug in
-this library or an error inside the user's own code: then the traceback helps, and is shown.
+A user's error (`RholossError`, a wrong option) exits with 2, Ctrl-C with 130. Any other error is a bug in
+this library or comes from the user's own code. Then the traceback is useful, and is shown.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rholoss.errors import RholossError
 
 USER_ERROR, INTERRUPTED = 2, 130
 TRACEBACK, TRACEBACK_VARIABLE = "--traceback", "RHOLOSS_TRACEBACK"
-# Newer versions of typer contain click, older ones depend on it; this is the right class for both.
+# Newer versions of typer contain click, older ones depend on it; this finds the class in both.
 UsageError: Any = typer.BadParameter.__base__
 
 
 class Stopped(Exception):
-    """The user pressed Ctrl-C; the message says how to go on."""
+    """The user pressed Ctrl-C; the message says how to continue."""
 
 
 @contextmanager
 def when_stopped(hint: str) -> Iterator[None]:
-    """Say after Ctrl-C how to go on from what this block was doing."""
+    """A block after which Ctrl-C prints `hint`: how to continue what the block was doing."""
     try:
         yield
     except KeyboardInterrupt:
@@ -39,10 +39,10 @@ def when_stopped(hint: str) -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """A group of commands that turns errors into lines and exit codes."""
+    """A group of commands that prints errors as one line and turns them into exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C comes out as `Stopped`, in every version of typer."""
+        """Run the command; Ctrl-C raises `Stopped`, with every version of typer."""
         try:
             return TyperGroup.invoke(self, ctx)
         except KeyboardInterrupt:
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
         """Run a command line and exit with its code (return the code if not `standalone_mode`)."""
         given = list(sys.argv[1:] if args is None else args)
         shows = TRACEBACK in given or os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0")
-        given = [word for word in given if word != TRACEBACK]  # it may stand anywhere
+        given = [word for word in given if word != TRACEBACK]  # allowed anywhere in the line
         try:
             with _one_line_warnings():
                 done = TyperGroup.main(self, given, "rholoss", complete_var, False, **extra)
@@ -76,6 +76,7 @@ class Commands(TyperGroup):
 
 
 def _line(error: Exception) -> str:
+    """The line to print for an error."""
     if isinstance(error, UsageError):
         path = getattr(getattr(error, "ctx", None), "command_path", "rholoss")
         reason = error.format_message().rstrip(".")
@@ -87,7 +88,7 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
-    """Show a warning as a line of its own, without the source line that gave it."""
+    """A block in which a warning is printed as one line, without its place in the source."""
 
     def show(message: Any, *_: Any, **__: Any) -> None:
         typer.echo(f"Warning: {message}", err=True)

@@ -31,7 +31,7 @@ il = typer.Typer(cls=Commands, rich_markup_mode=None)
 
 @il.callback(invoke_without_command=True)
 def group(ctx: typer.Context) -> None:
-    """Irreducible losses: what a model of holdout data cannot explain of each training point.
+    """Irreducible losses: the loss of each training point under a model of holdout data.
 
     They are made once, kept in a directory, and reused by every later run. Each loss belongs to an
     id. An id is the row number in the data set inside all views: row 7 of `train` is id 7 also in a
@@ -64,13 +64,15 @@ def fit(
     out: options.Out,
     holdout: Annotated[
         str | None,
-        typer.Option(metavar="M:HOLDOUT", help="What the model is trained on; no row of --score."),
+        typer.Option(
+            metavar="M:HOLDOUT", help="The data to fit on; it must have no row of --score."
+        ),
     ] = None,
     folds: Annotated[
         int | None,
         typer.Option(
-            help="In place of --holdout: cut --score into so many parts (2, say) and score each with a "
-            "model that was trained on the others."
+            help="In place of --holdout: cut --score into this many parts, 2 or more, and score each "
+            "with a model that was trained on the others."
         ),
     ] = None,
     loss: options.Loss = "classification",
@@ -79,14 +81,17 @@ def fit(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the holdout set, at most.")] = 100,
     batch_size: options.BatchSize = 320,
     score_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows at a time when scoring; else --batch-size.")
+        int | None,
+        typer.Option(min=1, help="Rows at a time when scoring; by default --batch-size."),
     ] = None,
     patience: Annotated[
-        int, typer.Option(min=0, help="Stop after so many epochs without a lower loss; 0: never.")
+        int, typer.Option(min=0, help="Stop after this many epochs without a lower loss; 0: never.")
     ] = 5,
     check_rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Decide on so many points rather than all of --score (faster)."),
+        typer.Option(
+            min=1, help="Compare epochs on this many points of --score, not on all (faster)."
+        ),
     ] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-3,
     device: options.Device = None,
@@ -97,12 +102,12 @@ def fit(
 ) -> None:
     """Train a small model on holdout data and measure the irreducible loss of each training point.
 
-    The weights of lowest loss on the points to be measured are kept (not of highest accuracy, and
-    chosen on no test set). An epoch here is one pass over the holdout set. A run that was cut off
-    goes on where it stopped if you run the same command again.
+    An epoch here is one pass over the holdout set. Of all epochs, the weights with the lowest loss on
+    the points to be measured are kept (not those with the highest accuracy; no test set is used). To
+    continue a run that was interrupted, run the same command again.
 
-    Objects are named as module:attribute; modules of the current directory are found. A data set
-    is taken as it is, or called if it is a function or class without arguments.
+    Objects are named as module:attribute; modules in the current directory are found. A data set is
+    used as it is; a function or class without arguments is called.
 
     \b
     Examples:
@@ -150,7 +155,7 @@ def fit(
 @il.command(short_help="Measure with a model that is fitted already.")
 def score(
     model: Annotated[
-        str, typer.Option(metavar="M:MODEL", help="The fitted model, or what makes one.")
+        str, typer.Option(metavar="M:MODEL", help="The fitted model, or a function that makes one.")
     ],
     data: Annotated[
         str,
@@ -164,7 +169,7 @@ def score(
         typer.Option(
             metavar="FILE",
             help="Weights for the model: a .safetensors file, a file of torch.save, or what `il fit` "
-            "wrote; no code in it is run.",
+            "wrote. Code in the file is not run.",
         ),
     ] = None,
     loss: options.Loss = "classification",
@@ -174,7 +179,7 @@ def score(
     device: options.Device = None,
     workers: options.Workers = 0,
     seconds: Annotated[
-        float, typer.Option(help="What training the model cost, for the ledger's accounts.")
+        float, typer.Option(help="The seconds that training the model took, for the ledger.")
     ] = 0.0,
     overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
@@ -220,13 +225,16 @@ def check(
     data: Annotated[str, typer.Option(metavar="M:TRAIN", help="The data set to train on.")],
     labels: options.Labels = None,
     how: Annotated[
-        str, typer.Option("--check", help="full: rows, labels (or content), ids; size: rows alone.")
+        str,
+        typer.Option(
+            "--check", help="full: rows, labels (or content), ids; size: number of rows only."
+        ),
     ] = "full",
 ) -> None:
     """Compare stored losses with a data set: exit code 0 if they belong together, else 2.
 
-    A changed label, a moved or a missing row would give points the losses of others. Losses that do
-    not say for which data they were made belong to none.
+    If a label has changed, or a row was moved or removed, points would get the losses of others. The
+    exit code is also 2 if the directory does not say for which data the losses were made.
 
     \b
     Example:
@@ -247,7 +255,7 @@ il.command(short_help="What is in a directory of losses.")(show)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
-    """Raise if complete losses would be replaced. Unfinished work is no obstacle: it is continued."""
+    """Raise if complete losses would be replaced. Unfinished work is not: it is continued."""
     if overwrite or not (out / files.META).exists():
         return
     old = files.read_meta(out)

@@ -33,11 +33,11 @@ SCORES: dict[object, str] = {
     scores.loss_minus_conditional_entropy: "loss - E H[p]",
 }
 ADVICE = {
-    "uniform": "The baseline: run it beside whatever you try.",
+    "uniform": "The baseline: run it too, whatever method you try.",
     "loss": "Clean data only: prefers wrong labels and outliers.",
     "grad_norm": "As loss, bounded; classification only.",
     "grad_norm_is": "Unbiased gradient: take `select.reduce(loss_B)`.",
-    "negative_il": "No forward pass, but goes on choosing what is learnt already.",
+    "negative_il": "No forward pass, but keeps choosing points that are learnt already.",
     "rho": "First choice for large, noisy or redundant data; needs irreducible losses.",
     "entropy": "Active learning, ignores labels; needs dropout. For comparisons.",
     "conditional_entropy": "Active learning, prefers noisy points; needs dropout. For comparisons.",
@@ -50,7 +50,7 @@ COLUMNS = ("method", "cost", "what it picks, what it reads, when to use it")
 
 @dataclass(frozen=True)
 class Row:
-    """A method as the table shows it; `cost` is that of a step relative to uniform."""
+    """A method as the table shows it; `cost` is the cost of a step relative to uniform training."""
 
     method: str
     cost: float
@@ -61,7 +61,13 @@ class Row:
 
 
 def row_of(method: Method, keep: float, draws: int) -> Row:
-    """A row, from what the method itself says."""
+    """The row of a method.
+
+    Args:
+        method: which one.
+        keep: the share of the candidates that is trained on.
+        draws: the number of Monte-Carlo dropout draws.
+    """
     pick = PICKS.get(method.pick, PICKS.get(type(method.pick), _name(method.pick)))
     return Row(
         method.name,
@@ -78,7 +84,7 @@ def _name(thing: object) -> str:
 
 
 def rows_of(keep: float, draws: int) -> list[Row]:
-    """All methods, those that are no row of `METHODS` included."""
+    """The rows of all methods, also of those that are not in `METHODS`."""
     rows = [row_of(method, keep, draws) for method in [*METHODS.values(), boltzmann("rho")]]
     original = Row(
         "rho + LiveIrreducible",
@@ -94,7 +100,7 @@ def rows_of(keep: float, draws: int) -> list[Row]:
         "entropy of a proxy, of the whole data set, once and offline",
         PICKS[picks.top_k],
         ["entropy"],
-        "A core-set for all steps: plus training a proxy and one pass over the data.",
+        "One core-set for all steps. Costs training a proxy and one pass over the data, too.",
     )
     return [*rows, original, svp]
 
@@ -109,8 +115,8 @@ def methods(
     The cost counts forward passes: one for each candidate that is scored (--draws of them for
     entropies), three for each point trained on. `rholoss advise` measures it on your machine.
 
-    An epoch is one pass of the candidates over the data: with --keep 0.1 a tenth of it is trained
-    on in an epoch, by every method, uniform included.
+    An epoch is one pass over the candidates, in which every point is one once: with --keep 0.1 a
+    tenth of the data is trained on in an epoch, by every method, also by uniform.
 
     \b
     Examples:
@@ -133,7 +139,7 @@ def methods(
     ]
     tables.show(COLUMNS, cells, numbers=("cost",), lines=True)
     typer.echo(
-        f"cost: of a step relative to uniform, at keep={keep:g}, {draws} dropout draws, a backward pass "
-        "as two forward passes.\n"
+        f"cost: of a step relative to uniform, at keep={keep:g}, {draws} dropout draws; a backward pass "
+        "counts as two forward passes.\n"
         "p: what the model predicts in one dropout draw; E: mean over draws; H: entropy."
     )

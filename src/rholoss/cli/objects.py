@@ -1,8 +1,9 @@
-"""The user's own objects by import path: `module:attribute`, as uvicorn does it.
+"""The user's own objects, named by import path: `module:attribute`, as uvicorn does it.
 
-A data set is taken as it is if it has rows (`__getitem__`), else it is called without arguments. A
-model is a factory, a class or a function that makes one; a ready `nn.Module` is taken where no new
-ones have to be made.
+A data set is used as it is if it has rows (`__getitem__`); otherwise it is called without arguments. A model
+is named as a class or function that makes one. If no new models have to be made, an existing `nn.Module` can
+be named too. In all functions `path` is the import path, and `option` the option that it was given for, which
+error messages name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SEE_WHERE = "Add --traceback to see where."
 
 
 def load(path: str, option: str) -> Any:
-    """The object that `module:attribute` names; the current directory is importable."""
+    """Import the object that `module:attribute` names; the current directory is searched too."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
         raise RholossError(
@@ -68,7 +69,7 @@ def _import(module_name: str, path: str, option: str) -> Any:
 
 
 def _failed(option: str, path: str, what: str, error: BaseException) -> RholossError:
-    """The user's own code raised: which line of it, and what."""
+    """The error to raise when the user's own code has raised one: which, and in which line."""
     if isinstance(error, RholossError):
         return RholossError(f"{option} {path}: {error}")
     frames = traceback.extract_tb(error.__traceback__)
@@ -80,6 +81,7 @@ def _failed(option: str, path: str, what: str, error: BaseException) -> RholossE
 
 
 def _no_attribute(holder: Any, name: str, path: str, option: str) -> str:
+    """The message for a name that is not in its module, with similar names that are."""
     names = [known for known in dir(holder) if not known.startswith("_")]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     what = getattr(holder, "__name__", type(holder).__name__)
@@ -88,7 +90,7 @@ def _no_attribute(holder: Any, name: str, path: str, option: str) -> str:
 
 
 def call(made: Any, path: str, option: str) -> Any:
-    """What a class or function without arguments returns."""
+    """Call a class or function without arguments, and return what it makes."""
     try:
         inspect.signature(made).bind()
     except TypeError as error:
@@ -97,7 +99,7 @@ def call(made: Any, path: str, option: str) -> Any:
             "arguments that returns it."
         ) from None
     except ValueError:
-        pass  # a built-in without a signature: calling it will tell
+        pass  # a built-in without a signature: the call below finds out
     try:
         return made()
     except Exception as error:
@@ -105,7 +107,7 @@ def call(made: Any, path: str, option: str) -> Any:
 
 
 def dataset(path: str, option: str, *, stream: bool = False) -> Any:
-    """A data set with rows (or a stream, if allowed), or what a function without arguments makes."""
+    """The data set at `path`, or the one that a function there makes; with `stream` also a `Stream`."""
     found = load(path, option)
     if (isinstance(found, type) or not hasattr(found, "__getitem__")) and callable(found):
         found = call(found, path, option)
@@ -130,7 +132,7 @@ def ids(points: Any) -> Ids:
 
 
 def factory(path: str, option: str) -> Callable[[], nn.Module]:
-    """A class or function that makes a new model at each call."""
+    """The class or function at `path`, which makes a new model at each call."""
     found = load(path, option)
     if isinstance(found, nn.Module):
         raise RholossError(
@@ -151,7 +153,7 @@ def factory(path: str, option: str) -> Callable[[], nn.Module]:
 
 
 def model(path: str, option: str) -> nn.Module:
-    """A model: as it is, or made by a class or a function."""
+    """The model at `path`, or the one that a class or function there makes."""
     found = load(path, option)
     if not isinstance(found, nn.Module) and callable(found):
         found = call(found, path, option)
@@ -164,7 +166,7 @@ def model(path: str, option: str) -> nn.Module:
 
 
 def loss(name: str) -> str | losses.LossFunction:
-    """A task's name, or a function (model, batch) -> [B] by import path."""
+    """The loss: a task's name, or the function (model, batch) -> [B] at an import path."""
     if ":" not in name:
         losses.by_name(name)
         return name
@@ -172,7 +174,7 @@ def loss(name: str) -> str | losses.LossFunction:
 
 
 def function(path: str, option: str) -> Callable[..., Any]:
-    """A function, as it is."""
+    """The function at `path`."""
     found = load(path, option)
     if not callable(found):
         raise RholossError(
@@ -182,12 +184,12 @@ def function(path: str, option: str) -> Callable[..., Any]:
 
 
 def collate(path: str | None) -> Callable[..., Any] | None:
-    """The collate function of a loader, if one is named."""
+    """The collate function for a loader; None if none is named."""
     return None if path is None else function(path, "--collate")
 
 
 def labels(path: str | None) -> Any:
-    """A list, array or tensor of labels, or what a function returns; None if none are named."""
+    """The labels at `path`, a list, array or tensor, or what a function there returns; None if not named."""
     if path is None:
         return None
     option = "--labels"
@@ -203,12 +205,12 @@ def labels(path: str | None) -> Any:
 
 
 def device(name: str | None) -> torch.device | None:
-    """A device that is here, or None for the default."""
+    """The device of this name, checked to work here; None for the default."""
     if name is None:
         return None
     try:
         where = torch.device(name)
-        torch.zeros(1, device=where).item()  # fails on 'meta', too
+        torch.zeros(1, device=where).item()  # `item` also fails on 'meta'
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise RholossError(

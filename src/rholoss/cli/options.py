@@ -22,14 +22,14 @@ Labels = Annotated[
     str | None,
     typer.Option(
         metavar="M:Y",
-        help="One label for each row, where the data set has no `targets` or `labels`. A later run "
-        "tells by them whether the data changed.",
+        help="One label for each row, if the data set has no `targets` or `labels`. A later run "
+        "compares them to notice whether the data has changed.",
     ),
 ]
 Collate = Annotated[
     str | None,
     typer.Option(
-        metavar="M:FN", help="The collate function of the loader, for padding and the like."
+        metavar="M:FN", help="The collate function of the loader, for instance for padding."
     ),
 ]
 Device = Annotated[
@@ -39,7 +39,7 @@ Workers = Annotated[int, typer.Option(min=0, help="Worker processes of the loade
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows at a time.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory to write to.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the losses that --out holds already.")
+    bool, typer.Option("--overwrite", help="Replace the losses that are in --out already.")
 ]
 Store = Annotated[
     Path,

@@ -24,7 +24,7 @@ BAR, LINEAR_BINS = 40, 10
 
 @dataclass(frozen=True)
 class Bin:
-    """How many losses lie in [low, high), the last bin with its upper end."""
+    """How many losses lie in [low, high); the last bin includes its upper end."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class Bin:
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
-    """Ends of bins: 0.1, 0.3, 1, 3, ... since losses crowd near 0; linear if some are negative."""
+    """The ends of the bins: 0.1, 0.3, 1, 3, ..., since most are near 0; evenly spaced if any is negative."""
     low, high = float(values.min()), float(values.max())
     if low == high:
         return np.array([low, math.nextafter(high, math.inf)])
@@ -54,7 +54,7 @@ def histogram(values: np.ndarray) -> list[Bin]:
 
 
 def check_named(il: Irreducible, ids: Ids | None) -> None:
-    """Raise where ids are to be listed that nobody knows."""
+    """Raise if ids are to be listed, but the store has only their hashes and none were given."""
     if ids is None and il.keys is not None:
         raise RholossError(
             "The store keeps hashes of its string ids only; pass --data M:TRAIN, which has the ids."
@@ -62,7 +62,13 @@ def check_named(il: Irreducible, ids: Ids | None) -> None:
 
 
 def highest(il: Irreducible, number: int, ids: Ids | None = None) -> list[tuple[Any, float]]:
-    """The ids with the highest finite losses, highest first."""
+    """The `number` highest finite losses with their ids, highest first.
+
+    Args:
+        il: the store.
+        number: how many.
+        ids: the ids to look among; needed if they are strings.
+    """
     check_named(il, ids)
     values = (il.values if ids is None else il.lookup(ids)).numpy()
     best = np.empty(0, np.int64)
@@ -103,21 +109,22 @@ def describe(il: Irreducible) -> dict[str, Any]:
 def show(
     store: options.Store,
     most: Annotated[
-        int, typer.Option("--highest", min=0, help="List so many ids with the highest losses.")
+        int,
+        typer.Option("--highest", min=0, help="List this many ids, those with the highest losses."),
     ] = 0,
     parquet: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write ids and losses to a Parquet file.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="M:TRAIN", help="The data set; names ids that are strings."),
+        typer.Option(metavar="M:TRAIN", help="The data set, to name ids that are strings."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what is in a directory of irreducible losses: where they come from, how they spread.
+    """Show what is in a directory of irreducible losses: their origin and their distribution.
 
-    Points with a high irreducible loss are those that a model of holdout data cannot explain: wrong
-    labels, ambiguous or rare points. Look at the highest.
+    A point with a high irreducible loss is one that a model of holdout data gets wrong: its label is
+    wrong, or the point is ambiguous or rare. Look at the highest.
 
     \b
     Examples:
@@ -128,7 +135,7 @@ def show(
     il = Irreducible.load(store)
     ids = None if data is None else objects.ids(objects.dataset(data, "--data"))
     if ids is not None and il.lookup(ids).isnan().all():
-        il.check(ids)  # says why none of them is there
+        il.check(ids)  # raises, with the reason
     about = describe(il)
     if most:
         top = highest(il, most, ids)
@@ -178,7 +185,7 @@ def _bars(bins: list[dict[str, Any]]) -> list[str]:
 
 def _identity(identity: dict[str, Any] | None) -> str:
     if not identity:
-        return "not known, so a changed data set cannot be found out"
+        return "not known, so a changed data set cannot be noticed"
     by = identity.get("labels")
     kept = f"labels ({by})" if by else "content of up to 256 rows"
     rows = identity.get("rows")
@@ -202,6 +209,6 @@ def _split(split: dict[str, Any] | None) -> str:
     if not split:
         return "not known"
     rest = ", ".join(f"{k} {v}" for k, v in split.items() if k != "kind" and v is not None)
-    if "kind" not in split:  # a note of the user's own
+    if "kind" not in split:  # the user's own note
         return rest
     return f"{split['kind']}" + (f" ({rest})" if rest else "")

@@ -1,4 +1,4 @@
-"""Weights of a model from a file, without running any code that is in it."""
+"""Weights of a model from a file; code in the file is not run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from rholoss.errors import RholossError
 from rholoss.il import Irreducible
 
-NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights
+NESTED = ("state_dict", "model_state_dict", "model")  # keys under which scripts save the weights
 
 
 def load_weights(model: torch.nn.Module, file: Path) -> None:
-    """Put the weights of a file into the model; all of them must fit."""
+    """Load the weights of a file into the model; all of them must fit."""
     state = read_weights(file)
     try:
         model.load_state_dict(state)
@@ -28,7 +28,7 @@ def load_weights(model: torch.nn.Module, file: Path) -> None:
 
 
 def read_weights(file: Path) -> dict[str, Any]:
-    """The state dict in a safetensors file, a file of torch.save, or a store; no code is run."""
+    """The state dict in a safetensors file, a file of `torch.save`, or a store of irreducible losses."""
     if file.is_dir():
         return _of_store(file)
     if not file.is_file():
@@ -56,7 +56,7 @@ def read_weights(file: Path) -> dict[str, Any]:
 
 
 def _of_store(store: Path) -> dict[str, Any]:
-    """Those of the model that was fitted for these irreducible losses."""
+    """The weights of the model that was fitted for these irreducible losses."""
     il = Irreducible.load(store)
     models = (il.meta.get("split") or {}).get("folds") or 1
     if models > 1:

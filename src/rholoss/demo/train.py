@@ -100,7 +100,7 @@ def train(
 
 
 def steps_per_epoch(rows: int) -> int:
-    """An epoch is one pass of the candidates; the last batch may be smaller."""
+    """An epoch is one pass over the candidates; the last batch may be smaller."""
     return -(-rows // CANDIDATES)
 
 

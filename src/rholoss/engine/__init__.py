@@ -1,4 +1,4 @@
-"""The fast path for data that fits the device: see `Trainer`."""
+"""The engine, fast training on data that fits the device: start with `Trainer` and `Resident`."""
 
 from rholoss.engine.cheaper import Cheaper, LowerResolution, Proxy
 from rholoss.engine.evaluate import Evaluation, Evaluator

@@ -1,4 +1,4 @@
-"""The weights that an update under way will leave behind, as far as one can tell before it is done."""
+"""An estimate of the weights that the present update will leave, made before the update is done."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# How much of the last update the next one is expected to repeat. With the usual momentum that is nine tenths
-# of what was not noise in it.
+# The share of the last update that the next one is expected to repeat. With the usual momentum of 0.9 it
+# repeats nine tenths of the part that was not noise.
 REPEATED = 0.75
 
 
 def go_on(now: list[Tensor], before: list[Tensor], ahead: list[Tensor]) -> None:
-    """Move each weight on as it last moved, into `ahead`; and `before` is now."""
-    torch._foreach_copy_(ahead, before)  # all in place: weights may be large
+    """Set `ahead` to the weights `now`, moved on as they moved since `before`; then `before` to `now`."""
+    torch._foreach_copy_(ahead, before)  # in place, because weights may be large
     torch._foreach_lerp_(ahead, now, 1 + REPEATED)
     torch._foreach_copy_(before, now)
 
 
 class Ahead:
-    """A copy of a model, nearly one update further on than the model: the last update is taken to go on.
+    """A copy of a model whose weights are nearly one update further on: the last update is extrapolated.
 
-    With momentum it mostly does. Buffers, and weights that are not trained, are the model's own.
+    With momentum an update is mostly like the one before. Buffers and weights that are not trained are shared
+    with the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,10 +39,10 @@ class Ahead:
         self.go_on: Callable[..., Any] = go_on
 
     def stand(self) -> None:
-        """No update is under way: be where the model is."""
+        """Set the copy to the model's present weights: there is no update to look ahead to."""
         for places in (self._ahead, self.before):
             torch._foreach_copy_(places, self._now)
 
     def look(self) -> None:
-        """Be where the update under way is expected to lead."""
+        """Set the copy to the weights that the present update is expected to leave."""
         self.go_on(self._now, self.before, self._ahead)

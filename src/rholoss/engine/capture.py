@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: recorded once, replayed without the host."""
+"""A step as one CUDA graph: recorded once, then replayed without work on the host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Generator
 from rholoss.engine.tuning import ALGORITHMS
 from rholoss.errors import RholossError
 
-WARM_UP = 3  # steps that run eagerly first: they compile, tune and make the optimizer's state
+WARM_UP = 3  # first steps that run eagerly: they compile, tune, and make the optimizer's state
 
 
 @contextlib.contextmanager
 def says_what_to_reduce(what: str) -> Iterator[None]:
-    """Make running out of memory an error that says what to do: in the first steps and in capture."""
+    """A block in which running out of the GPU's memory raises an error that advises to reduce `what`."""
     try:
         yield
     except RuntimeError as error:
@@ -31,13 +31,16 @@ def says_what_to_reduce(what: str) -> Iterator[None]:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory is what was missing: torch's allocator has an error for it, the driver has words."""
+    """Whether the device ran out of memory. Torch's allocator has an error for that, the driver has none."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).split("\n")[0]
 
 
 @contextlib.contextmanager
 def tuned_convolutions(device: torch.device, algorithms: int = ALGORITHMS) -> Iterator[None]:
-    """Let cuDNN try its algorithms, so many of them or, with 0, all: shapes never change here."""
+    """A block in which cuDNN tries this many algorithms for each convolution and keeps the fastest; 0: all.
+
+    It pays because shapes never change here.
+    """
     if device.type != "cuda":
         yield
         return
@@ -51,12 +54,18 @@ def tuned_convolutions(device: torch.device, algorithms: int = ALGORITHMS) -> It
 
 
 class Captured:
-    """Runs a function of no arguments, whose tensors stay in place: eagerly at first, then as a graph.
+    """Runs a function without arguments: the first calls eagerly, later ones as a CUDA graph.
 
-    The first calls on a CUDA device run eagerly on a side stream, as capture asks for. They are real
-    steps: nothing is run twice or put back. A function that cannot be captured runs on eagerly, on that
-    stream, and the reason is told once: not again where one `beside` it, whose stream it shares, has told
-    it. On the CPU it always runs eagerly.
+    The first calls run on a side stream, as capture requires. They are real steps: nothing is run twice or
+    undone. A function that cannot be captured goes on running eagerly on that stream, with one warning. On
+    the CPU it always runs eagerly.
+
+    Args:
+        body: the function. All tensors that it reads and writes must stay in place.
+        device: where it runs.
+        generators: the CUDA generators that it draws from.
+        stream: the side stream to use; by default a new one.
+        beside: another `Captured` whose stream to share. What that one has warned of is not repeated.
     """
 
     def __init__(
@@ -69,8 +78,8 @@ class Captured:
     ) -> None:
         self.body, self.device, self.generators = body, device, generators
         self._told: set[str] = set() if beside is None else beside._told
-        # One stream for all, since autograd remembers on which one it met a parameter. High priority:
-        # what a step puts on a side stream fills the gaps and does not hold it up.
+        # One stream for all, because autograd remembers on which one it first met a parameter. High
+        # priority, so that work on other streams only fills the gaps that a step leaves.
         self.stream: torch.cuda.Stream | None = stream if beside is None else beside.stream
         if self.stream is None and device.type == "cuda":
             self.stream = torch.cuda.Stream(device, priority=-1)
@@ -81,8 +90,8 @@ class Captured:
         self._failed: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """One step."""
-        if self.graph is not None:  # it has all its memory already
+        """Run the function once."""
+        if self.graph is not None:
             self.graph.replay()
         elif self.stream is None:
             self.body()
@@ -104,7 +113,7 @@ class Captured:
     def _record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], Any]) -> None:
         for generator in self.generators:
             graph.register_generator_state(generator)
-        # The stream is set here as well: a capture that fails leaves its own as the current one.
+        # Set the stream here as well, since a capture that fails leaves its own as the current one.
         with torch.cuda.stream(self.stream), torch.cuda.graph(graph, stream=self.stream):
             body()
 
@@ -117,8 +126,8 @@ class Captured:
                 raise
             torch.cuda.synchronize(self.device)
             self.eager, self.why_eager = True, str(error).splitlines()[0]
-            self._failed = graph  # the allocator goes on asking it which streams are its own
-            # Generators take themselves to be in that capture still, and would refuse to draw.
+            self._failed = graph  # kept, because the allocator still asks for it
+            # The generators believe that the capture goes on and would refuse to draw: end it by another.
             self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=self.device))
             if self.why_eager not in self._told:
                 self._told.add(self.why_eager)
@@ -130,5 +139,5 @@ class Captured:
             self.graph = graph
 
     def forget(self) -> None:
-        """Drop the graph: tensors that it reads have been replaced. The next calls make a new one."""
+        """Drop the graph, for tensors that it reads have been replaced. The next calls make a new one."""
         self.graph, self._calls = None, 0

@@ -1,8 +1,9 @@
-"""Cheaper scoring: other ways to come by what a method needs of the candidates, inside the same step.
+"""Cheaper scoring: other ways to measure what a method reads of the candidates, inside the same step.
 
 An option decides which candidates are forwarded, through which model and at which size; score, pick and
 training stay as they are. All shapes are fixed and all tensors stay in place, so that a step with any of
-these can be captured. What each one saves and does to the choice: `python -m benchmarks.bench_agreement`.
+the options can be captured. `python -m benchmarks.bench_agreement` measures what each of them saves, and how
+much it changes the choice.
 """
 
 from __future__ import annotations
@@ -27,65 +28,104 @@ if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
 
 
-# Quantities [B], and the positions of those that were forwarded (None: all).
+# The quantities [B] by name, and the positions of the candidates that were forwarded (None: all of them).
 Measured = tuple[dict[str, Tensor], Tensor | None]
 
 
 class Cheaper:
-    """A way to score. The base class scores exactly: every candidate, by the model itself."""
+    """A way to measure the candidates, for `Trainer(..., scoring=...)`. Subclass it for one of your own.
 
-    learns = False  # whether `update` does something
-    only_forwarded = False  # whether the others are not chosen, though something is known of them
-    mean_of_all = True  # whether what is measured has the mean of all candidates under the model
+    This base class is exact scoring: every candidate, by the model itself. What `measure` and `update` do is
+    captured as part of a CUDA graph: shapes must be fixed, tensors must be changed in place, and nothing may
+    be read on the host.
+
+    Attributes:
+        learns: whether `update` does something. Such an option cannot be overlapped.
+        only_forwarded: choose among the forwarded candidates only, though others have quantities too.
+        mean_of_all: whether the mean of the measured losses stands for all candidates under the model
+            itself, as `catch_up` and a `Ladder` need it.
+    """
+
+    learns = False
+    only_forwarded = False
+    mean_of_all = True
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with: a resumed run must have the same."""
+        """The arguments that it was made with, by name: a resumed run must have the same."""
         return {}
 
     def attach(self, step: DeviceStep) -> None:
-        """Make buffers; raise where the option makes no sense. Called once, before the first step."""
+        """Make buffers, and raise if the option makes no sense here. Called once, before the first step.
+
+        Args:
+            step: the trainer's step: its `model`, `data`, `method`, number `k` of chosen rows, and so on.
+        """
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Points that a step scores, and forward passes of single points that this takes."""
+        """How many points a step scores, and the forward passes of single points for it (for the ledger).
+
+        Args:
+            candidates: the number of candidates in a batch.
+            k: the number of rows that are chosen.
+        """
         return candidates, candidates
 
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
-        """Quantities [B], NaN where nothing is known: such a candidate is not chosen.
+        """Measure the candidates.
 
-        Also returns the positions of those that were forwarded; None if all were.
+        Args:
+            step: the trainer's step; `step.measure` runs a model on inputs.
+            model: the model that scores: the trainer's, or if scoring is overlapped the replica's.
+            candidates: ids `index` [B], inputs `x` and targets `y`.
+            generator: the randomness of this step.
+
+        Returns:
+            The quantities by name, [B] each, NaN if unknown: such a candidate is not chosen. And the
+            positions of the candidates that were forwarded, None if all of them were.
         """
         return step.measure(model, candidates.x, candidates.y, generator), None
 
     def replica(self, step: DeviceStep) -> Any:
-        """What scores beside training when scoring is overlapped; None for a plain copy of the model."""
+        """What scores beside training if scoring is overlapped; None for a plain copy of the model."""
         return None
 
     def update(self, step: DeviceStep, chosen: Examples, weight: Tensor | None) -> None:
-        """Learn from the chosen rows."""
+        """Learn from the chosen rows, if the option learns.
+
+        Args:
+            step: the trainer's step.
+            chosen: the rows that are trained on.
+            weight: their importance weights [k], None without.
+        """
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
-        """Forward FLOPs of one pass, if they are not those of the model on `x`."""
+        """Forward FLOPs of scoring one row; None if they are those of the model on `x`."""
         return None
 
     def moved(self) -> list[Tensor]:
-        """What `measure` changes of its own: to be put back if it was only tried."""
+        """The tensors of its own that `measure` changes: put back after `Trainer.time_scoring`."""
         return []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a resumed run needs."""
+        """What a resumed run needs; None for nothing."""
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
 
 
 class LowerResolution(Cheaper):
-    """Score images that are smaller by `factor` each way (means of `factor` x `factor` pixels).
+    """Score smaller images: means of `factor` x `factor` pixels.
 
-    Small images have other statistics, so BatchNorm's running ones are kept while they are scored.
+    The model must take images of that size. BatchNorm's running statistics are not moved by scoring, because
+    small images have others.
+
+    Args:
+        factor: how many times smaller they are in height and in width, 2 or more. The sides of the images
+            must be multiples of it.
     """
 
     mean_of_all = False
@@ -99,7 +139,7 @@ class LowerResolution(Cheaper):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The factor."""
+        """The argument that it was made with."""
         return {"factor": self.factor}
 
     def attach(self, step: DeviceStep) -> None:
@@ -125,31 +165,37 @@ class LowerResolution(Cheaper):
             ) from error
 
     def smaller(self, x: Tensor) -> Tensor:
-        """The images, pooled."""
+        """The images [B, C, H, W] as they are scored, [B, C, H / factor, W / factor]."""
         return F.avg_pool2d(x, self.factor)
 
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
-        """As the model sees the small images."""
+        """Measure the small images of all candidates."""
         mode = step.scorer.batch_norm
         mode = "batch" if mode == "train" else mode
         x = self.smaller(candidates.x)
         return step.measure(model, x, candidates.y, generator, batch_norm=mode), None
 
     def replica(self, step: DeviceStep) -> Replica:
-        """A copy that leaves the running statistics alone: what it holds are those before the step."""
+        """A copy that does not move the model's running statistics."""
         return Replica(step.copied, step.dtype or torch.float32, moves=False)
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
-        """Of a small image."""
+        """Forward FLOPs of a small image."""
         return step.count_flops(step.model, self.smaller(x), y)
 
 
 class Proxy(Cheaper):
-    """Score with a small model that is trained along, on the chosen points, by an optimizer of its own.
+    """Score with a small model, which is trained along on the chosen rows.
 
-    It learns in the steps that score. On a GPU the optimizer's step must be one that can be captured.
+    It takes a step of its own in each step that scores. Its training is counted in the ledger. Each trainer
+    needs a `Proxy` of its own, and scoring cannot be overlapped.
+
+    Args:
+        make_model: a function without arguments that returns the small model.
+        optimizer: a function from its parameters to an optimizer, whose learning rate is used as it is; by
+            default AdamW at 1e-3. On a GPU the optimizer's step must be one that can be captured.
     """
 
     learns = True
@@ -178,50 +224,50 @@ class Proxy(Cheaper):
         self.optimizer = for_graphs(optimizer, step.data.device)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Its own training counts too."""
+        """All candidates are scored; training the small model counts as forward passes, too."""
         return candidates, candidates + (1 + BACKWARD_FORWARDS) * k
 
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
-        """As the small model sees the candidates."""
+        """Measure all candidates by the small model."""
         assert self.model is not None
         return step.measure(self.model, candidates.x, candidates.y, generator), None
 
     def update(self, step: DeviceStep, chosen: Examples, weight: Tensor | None) -> None:
-        """One step of the small model."""
+        """Train the small model on the chosen rows, one step."""
         assert self.model is not None
         self.optimizer.zero_grad(set_to_none=True)
         step.loss_of(self.model, chosen, weight).backward()
         self.optimizer.step()
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
-        """Of the small model."""
+        """Forward FLOPs of the small model."""
         assert self.model is not None
         return step.count_flops(self.model, x, y)
 
     def moved(self) -> list[Tensor]:
-        """Running statistics."""
+        """The buffers of the small model: its running statistics."""
         assert self.model is not None
         return list(self.model.buffers())
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights and optimizer state."""
+        """Weights and optimizer state of the small model."""
         assert self.model is not None
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from saved weights and optimizer state."""
+        """Continue from saved weights and optimizer state."""
         assert self.model is not None
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def ready(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on the device, in train mode; a BatchNorm layer that was frozen stays frozen.
+    """The model on the device, in train mode; BatchNorm layers that were frozen stay in eval mode.
 
-    That is one in eval mode directly inside a module in train mode. A whole part in eval mode is not taken
-    for frozen: pretrained models come that way, and may be inside another.
+    A BatchNorm layer counts as frozen if it is in eval mode directly inside a module in train mode. A whole
+    part in eval mode does not: a pretrained model that is used as a part often comes in eval mode.
     """
     layers = [layer for module in model.modules() if module.training for layer in module.children()]
     frozen = [m for m in layers if isinstance(m, _BatchNorm) and not m.training]
@@ -232,7 +278,7 @@ def ready(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def check_runs_model(option: Cheaper, step: DeviceStep) -> None:
-    """Raise where nothing is scored by a model."""
+    """Raise if the method runs no model to score, so that an option could not make it cheaper."""
     if not step.runs_model:
         raise RholossError(
             f"`{type(option).__name__}` makes scoring cheaper, but the method {step.method.name!r} runs "
@@ -241,7 +287,7 @@ def check_runs_model(option: Cheaper, step: DeviceStep) -> None:
 
 
 def check_new(option: Cheaper, new: bool) -> None:
-    """Raise where an option that holds state has another trainer's."""
+    """Raise if an option that holds state is used by another trainer already."""
     if not new:
         raise RholossError(
             f"This `{type(option).__name__}` belongs to another trainer and holds its state; make one "

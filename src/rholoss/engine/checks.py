@@ -1,4 +1,4 @@
-"""What a trainer's arguments must be, and go together with."""
+"""Checks of a trainer's arguments, one by one and together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rholoss.arguments import check_is_schedule
 from rholoss.core import Method
@@ -18,21 +18,24 @@ from rholoss.ladder import Ladder
 from rholoss.memory import check_plan
 from rholoss.schedules import Schedule
 
-AHEAD = "ahead"  # as `overlap`
+AHEAD = "ahead"  # a value of `overlap`
 
 
 def check_overlap(overlap: Any) -> None:
-    """Raise where it is none of the ways to overlap."""
+    """Raise if `overlap` is none of its three values."""
     if not isinstance(overlap, bool) and overlap != AHEAD:
         raise RholossError(
-            f"`overlap` is {overlap!r}; give True, False, or {AHEAD!r} for weights that are looked ahead to."
+            f"`overlap` is {overlap!r}; give True, False, or {AHEAD!r} to score with extrapolated weights."
         )
 
 
 def check_run(
     model: Any, data: Any, total_steps: Any, candidates: Any, seed: Any, plan: Any
 ) -> tuple[int, ...]:
-    """Raise where there is nothing to train, to train on, or for; the three numbers as plain ones."""
+    """Raise if one of these has the wrong type or value.
+
+    Returns `total_steps`, `candidates` and `seed` as plain ints, since numpy's would get into saved states.
+    """
     if not isinstance(model, nn.Module):
         raise RholossError(
             f"`model` is a {type(model).__name__}; pass the torch.nn.Module itself that is trained."
@@ -41,16 +44,20 @@ def check_run(
     whole = {"total_steps": total_steps, "candidates": candidates, "seed": seed}
     for name, value in whole.items():
         if not isinstance(value, numbers.Integral):
-            raise RholossError(f"`{name}` must be a whole number, but is {value!r}.")
+            raise RholossError(
+                f"`{name}` must be a whole number, but is {value!r}; round it, or pass an int."
+            )
     if plan is not None:
         check_plan(plan)
     if total_steps < 1:
-        raise RholossError(f"`total_steps` must be at least 1, but is {total_steps}.")
+        raise RholossError(
+            f"`total_steps` must be at least 1, but is {total_steps}; pass the number of steps of the run."
+        )
     return tuple(int(value) for value in whole.values())
 
 
 def check_data(data: Any, name: str = "data") -> None:
-    """Raise where this is no data set of the engine."""
+    """Raise if this is not a data set of the engine."""
     if not isinstance(data, (Resident, Streamed)):
         raise RholossError(
             f"`{name}` is a {type(data).__name__}; make a `Resident(inputs, targets)` of it, or a "
@@ -59,16 +66,16 @@ def check_data(data: Any, name: str = "data") -> None:
 
 
 def check_sizes(keep: float, candidates: int, rows: int) -> None:
-    """Raise where so many rows cannot be candidates, or such a share of them not be selected."""
+    """Raise if `keep` is no share, or if there are fewer rows than candidates."""
     if not isinstance(keep, numbers.Real) or not 0 < keep <= 1 or not 1 <= candidates <= rows:
         raise RholossError(
             f"`keep` must be in (0, 1] and `candidates` in 1..{rows}, the rows of the data, "
-            f"but are {keep} and {candidates}."
+            f"but are {keep} and {candidates}; the defaults are 0.1 and 320."
         )
 
 
 def check_precision(dtype: torch.dtype | None, precision: str | None) -> None:
-    """Raise where gradients would be lost."""
+    """Raise for float16, in which small gradients would become 0."""
     if dtype == torch.float16:
         raise RholossError(
             f"`precision` is {precision!r}, in which small gradients become 0 unless the loss is scaled, "
@@ -77,13 +84,13 @@ def check_precision(dtype: torch.dtype | None, precision: str | None) -> None:
 
 
 def check_compared(method: Method, source: Any, catch_up: bool, scoring: Any) -> None:
-    """Raise where losses are to be compared with irreducible losses that the step does not have."""
+    """Raise if `catch_up` or a `Ladder` needs losses that the method or `scoring` does not measure."""
     both = method.needs == {"loss", "irreducible_loss"}
     for name, given in (("catch_up", catch_up), ("Ladder", isinstance(source, Ladder))):
         if given and not both:
             raise RholossError(
-                f"`{name}` compares losses with irreducible losses, but the method is {method.name!r}; "
-                "leave it out."
+                f"`{name}` compares losses with irreducible losses, but the method {method.name!r} does not "
+                "read both; leave it out, or use the method 'rho'."
             )
         if given and not getattr(scoring, "mean_of_all", True):
             raise RholossError(
@@ -94,7 +101,7 @@ def check_compared(method: Method, source: Any, catch_up: bool, scoring: Any) ->
 
 
 def check_schedule(schedule: Schedule, total_steps: int) -> None:
-    """Raise where it is none, and say so where it is made for a longer run."""
+    """Raise if this is no schedule, and warn if it is made for a longer run."""
     check_is_schedule(schedule)
     if total_steps < schedule.stop < float("inf"):
         warnings.warn(
@@ -102,14 +109,4 @@ def check_schedule(schedule: Schedule, total_steps: int) -> None:
             "that all steps score; make it for as many steps as the run has, as in "
             f"`rholoss.annealed({total_steps})`.",
             stacklevel=4,
-        )
-
-
-def check_ids(ids: Tensor) -> None:
-    """Raise where what is remembered of a row would be mixed with another's."""
-    again = len(ids) - len(ids.unique())
-    if again:
-        raise RholossError(
-            f"{again} rows of the data have the id of another, so that what a `plan` remembers of them "
-            "would be mixed; give each row an id of its own."
         )

@@ -1,4 +1,4 @@
-"""What scoring costs, for the ledger: FLOPs counted on a few rows, seconds timed apart from training."""
+"""The cost of scoring, for the ledger: FLOPs counted on a few rows, seconds timed apart from training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from rholoss.ledger import Ledger
 from rholoss.losses import CLASSES, IGNORED
 from rholoss.modes import kept_buffers, kept_random_state
 
-FEW = 8  # rows are enough to count FLOPs
+FEW = 8  # rows on which FLOPs are counted
 
 
 class ScoringCost:
-    """Keeps the ledger's figures of scoring.
+    """Keeps the ledger's figures on scoring.
 
-    On the CPU every step times its own scoring. On a GPU the step is one graph without a clock inside:
-    the time is not known (NaN) before `time`, and from then on it is the steps that scored times that.
+    On the CPU every step times its own scoring. On a GPU the step is one graph with no clock inside: the
+    ledger's time is unknown (NaN) until `time` is called, and from then on it is the measured time of one
+    step multiplied by the number of scored steps.
     """
 
     def __init__(self, step: DeviceStep, ledger: Ledger, *, overlap: bool | str) -> None:
@@ -40,7 +41,7 @@ class ScoringCost:
         self.tell()
 
     def passes(self) -> tuple[int, int]:
-        """Points that a step scores, and forward passes of single points that this takes."""
+        """How many points a step scores, and how many forward passes of single points that takes."""
         step = self.step
         if not step.runs_model:
             return 0, 0
@@ -48,7 +49,7 @@ class ScoringCost:
         return points, forwards * step.draws
 
     def count_flops(self) -> None:
-        """Once, before the first step. Raises if a label is none of the classes that the model knows."""
+        """Count FLOPs, once before the first step. Raises if the model has no output for a label."""
         step = self.step
         if self._counted:
             return
@@ -60,10 +61,10 @@ class ScoringCost:
         self._counted = True
 
     def time(self, stream: torch.cuda.Stream | None, repeats: int) -> float:
-        """Seconds of scoring in a step, by `scoring_seconds`."""
+        """Measure the seconds of scoring in one step (`scoring_seconds`), and put them in the ledger."""
         if not self.step.runs_model or self.overlap:
             raise RholossError(
-                f"There is no time of scoring to be told apart: the method is {self.step.method.name!r} "
+                f"The time of scoring cannot be measured apart: the method is {self.step.method.name!r} "
                 f"and overlap={self.overlap!r}. Compare the seconds of whole runs."
             )
         with self.ledger.paused():
@@ -74,22 +75,23 @@ class ScoringCost:
         return seconds
 
     def tell(self) -> None:
-        """Bring the ledger up to date."""
+        """Bring the ledger's time of scoring up to date."""
         if not self._by_step and self.step.method.needs:
             num_scored = self.ledger.scored // max(1, self.passes()[0])
             self.ledger.scoring_seconds = self._seconds * num_scored
 
 
 def telling_rows(step: DeviceStep) -> Tensor:
-    """A few rows; among them one of the lowest and one of the highest class.
+    """The numbers of a few rows, among them one of the lowest and one of the highest class.
 
-    A GPU would stop for good at a label that the model has no output for, and not say which.
+    A pass over these shows whether the model has an output for every label. On a GPU a label without one
+    makes the device unusable for the process, and the error does not say which label it was.
     """
     targets = step.data.targets
     rows = torch.arange(min(FEW, len(targets)), device=targets.device)
     if step.task.per_example not in CLASSES or targets.is_floating_point():
         return rows
-    if targets.dtype != torch.uint8:  # in a byte -100 is 156
+    if targets.dtype != torch.uint8:  # a byte cannot hold -100
         targets = torch.where(targets == IGNORED, 0, targets)
     label_NL = targets.view(len(targets), -1)
     ends = [label_NL.amin(1).argmin(), label_NL.amax(1).argmax()]
@@ -99,10 +101,10 @@ def telling_rows(step: DeviceStep) -> Tensor:
 def scoring_seconds(
     step: DeviceStep, stream: torch.cuda.Stream | None = None, repeats: int = 20
 ) -> float:
-    """Median seconds of gathering, scoring and choosing, run `repeats` times as a graph of their own.
+    """The median seconds of gathering, scoring and choosing, run `repeats` times as a graph of their own.
 
-    Always the same candidates; counters, buffers, random state and what the option remembers are as
-    before afterwards. Needs memory for one more graph while it runs.
+    The candidates are always the same. Counters, buffers, random state and what the scoring option remembers
+    are put back afterwards. While it runs it needs memory for one more graph.
     """
     device, counters = step.data.device, step.counters
     rows = torch.arange(step.order.size, device=device)
@@ -113,7 +115,7 @@ def scoring_seconds(
 
     moved = [counters.not_finite, counters.short, *step.scoring.moved()]
     before = [tensor.clone() for tensor in moved]
-    live = None if step.live is None else step.live.model  # goes to the device when it first scores
+    live = None if step.live is None else step.live.model  # moves when it first scores
     of_live = None if live is None else copy.deepcopy(live.state_dict())
     names = [name for name, _ in step.model.named_buffers()]
     generators = [generator] if device.type == "cuda" else []
@@ -135,7 +137,7 @@ def _timed(run: Captured, device: torch.device) -> float:
         run()
         return time.perf_counter() - started
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    stream = torch.cuda.current_stream(device)  # which need not be the one that is current
+    stream = torch.cuda.current_stream(device)  # of this device, which need not be the current one
     start.record(stream)
     run()
     end.record(stream)

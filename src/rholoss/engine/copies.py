@@ -1,4 +1,4 @@
-"""Many small copies in few kernels."""
+"""Many small copies between tensors, done in few kernels."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 class Copies:
-    """Tensors that are copied together.
+    """Pairs of tensors, the first of each to be copied into the second, all together.
 
-    `torch._foreach_copy_` makes one kernel of many copies only if all of them have the same types and
-    memory order, and one kernel each otherwise; so they are sorted here, and laid flat where possible.
+    `torch._foreach_copy_` does many copies in one kernel only if all of them have the same types and memory
+    order; otherwise each takes its own. So pairs are grouped here, and viewed as flat where possible.
     """
 
     def __init__(self) -> None:
         self._groups: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
 
     def add(self, source: Tensor | None, target: Tensor) -> None:
-        """A pair, if there is a source. Both must stay in place."""
+        """Add a pair, unless the source is None. Both tensors must stay in place from now on."""
         if source is None:
             return
         source, target = _flat(source.detach(), target.detach())
@@ -28,13 +28,13 @@ class Copies:
         sources.append(source)
 
     def copy(self) -> None:
-        """All of them."""
+        """Copy each source into its target."""
         for targets, sources in self._groups.values():
             torch._foreach_copy_(targets, sources)
 
 
 def _flat(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as one dimension in the same order, where their memory allows it."""
+    """Both as one-dimensional views in the same order, if their memory layout allows that."""
     if source.is_contiguous() and target.is_contiguous():
         return source.view(-1), target.view(-1)
     if source.ndim == 4:

@@ -21,7 +21,13 @@ from rholoss.scoring import Scorer
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss, accuracy, and accuracy by class (NaN for a class without examples)."""
+    """What an `Evaluator` measured.
+
+    Attributes:
+        loss: the mean cross-entropy over all rows.
+        accuracy: the share of rows whose label has the highest logit.
+        per_class: the accuracy on the rows of each class; NaN for a class without rows.
+    """
 
     loss: float
     accuracy: float
@@ -29,10 +35,19 @@ class Evaluation:
 
 
 class Evaluator:
-    """Measures a classifier on a resident data set, un-augmented, in eval mode; changes nothing.
+    """Measures a classifier on a data set, without augmentation and in eval mode. Call it for the result.
 
-    The last batch is filled up with rows that do not count, so that all have one shape.
-    `capture=False` runs it eagerly, for a single look.
+    On a GPU the whole evaluation becomes one CUDA graph, so it is cheap to repeat. The model is left as it
+    was. The last batch is filled up with rows that do not count, because shapes in a graph are fixed.
+
+    Args:
+        model: the classifier, on the device of the data.
+        data: what to evaluate on, a `Resident` or a `Streamed` (which is always evaluated eagerly).
+        num_classes: the number of classes; labels must be below it.
+        batch_size: rows at a time.
+        precision: 'bf16' to run the model under autocast; None keeps what is in force, usually float32.
+        compile: run the passes through `torch.compile`.
+        capture: False evaluates eagerly on a GPU too, which is quicker for a single evaluation.
     """
 
     def __init__(
@@ -49,10 +64,10 @@ class Evaluator:
         check_data(data)
         check_classes(data.targets, "classification")
         highest = int(data.targets.max())
-        if highest >= num_classes:  # a GPU would stop for good at such a label
+        if highest >= num_classes:  # such a label makes a GPU unusable
             raise RholossError(
                 f"`num_classes` is {num_classes}, but the data has labels up to {highest}; there must be "
-                "more classes than that."
+                f"more classes than that: pass {highest + 1} or more."
             )
         self.model, self.data, self.num_classes = model, data, num_classes
         self.dtype = Scorer(precision=precision).dtype
@@ -60,8 +75,9 @@ class Evaluator:
         place = torch.arange(-(-len(data) // size) * size, device=data.device)
         self._rows = place.clamp(max=len(data) - 1).view(-1, size)
         self._counts = (place < len(data)).float().view(-1, size)
-        self._sums = torch.zeros(3, num_classes, device=data.device)  # loss, right, all; by class
-        fixed = isinstance(data, Resident)  # rows that come from the host can be neither
+        # By class: the sum of the losses, the number of right answers, the number of rows.
+        self._sums = torch.zeros(3, num_classes, device=data.device)
+        fixed = isinstance(data, Resident)  # reading from the host cannot be compiled or captured
         self._measure = self._one_batch
         if compile and fixed:
             self._measure = torch.compile(self._one_batch, dynamic=False)
@@ -77,7 +93,7 @@ class Evaluator:
         loss = F.cross_entropy(logits, y, reduction="none")
         right = (logits.argmax(1) == y).float()
         by_class = F.one_hot(y, self.num_classes).float()
-        with torch.autocast(self.data.device.type, enabled=False):  # which would round the sums
+        with torch.autocast(self.data.device.type, enabled=False):  # autocast would round the sums
             return torch.stack([loss * counts, right * counts, counts]) @ by_class
 
     def _body(self) -> None:
@@ -87,17 +103,17 @@ class Evaluator:
                 self._sums += self._measure(rows, counts)
 
     def __call__(self) -> Evaluation:
-        """Evaluate the model as it is now."""
+        """Evaluate the model as it is now; returns an `Evaluation`. Waits for the device."""
         self.begin()
         return self.read()
 
     def begin(self) -> None:
-        """Have the model evaluated as it is now. Does not wait for the device; steps may follow at once."""
+        """Start to evaluate the model as it is now. Does not wait: training steps may follow at once."""
         with says_what_to_reduce("`batch_size`"):
             self._run()
 
     def read(self) -> Evaluation:
-        """What was found since `begin`. Waits for the device."""
+        """The result of the evaluation that `begin` started, an `Evaluation`. Waits for the device."""
         loss, right, total = self._sums.double().cpu()
         return Evaluation(
             float(loss.sum() / total.sum()),

@@ -4,14 +4,16 @@ With `batch_norm='eval'` a BatchNorm layer is a scale and a shift of each channe
 of the convolution before it, and with the ReLU and the residual sum done by cuDNN while a convolution
 writes its result, a scoring pass is little more than its convolutions. Weights are folded anew each step.
 
-Running statistics are a mean over the last ten passes or so. While weights move fast they are those of a
-model that is no more, and the scores are as much about that as about the points. What the last passes added
-to them can be read off them, and weighs more in statistics of one's own (`Folded(momentum=0.8)`).
+Running statistics are a mean over about the last ten passes. While weights move fast they belong to a model
+that no longer exists, and the scores tell as much about that as about the points. What the last passes added
+to them can be worked out from how they moved, and is given more weight in separate statistics
+(`Folded(momentum=0.8)`).
 
-Both are statistics of what was trained on, and where points are chosen that is not what is scored. Those of
-the candidates, which the paper scores with, are found by a pass over a few of them (`Folded(rows=32)`). It is
-mostly the means that are wrong, and a mean follows from the weights and from what the convolution reads on
-average, which hardly moves: it is taken from candidates before (`Folded(momentum=0.8, means=64)`).
+Both are statistics of the rows that were trained on, and these differ from the candidates, because they were
+selected. The paper scores with statistics of the candidates: a pass over a few of them measures these
+(`Folded(rows=32)`). It is mostly the means that are wrong. A mean follows from the weights and from what the
+convolution reads on average, which hardly changes: it is taken from earlier candidates
+(`Folded(momentum=0.8, means=64)`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from rholoss.modes import own_autocast, submodules
 if TYPE_CHECKING:
     from rholoss.engine.step import DeviceStep
 
-RECENT = 0.8  # a momentum: statistics of little more than the last pass
+RECENT = 0.8  # a momentum for statistics of little more than the last pass
 
 
 def fold(
@@ -50,11 +52,11 @@ def fold(
     bias: Tensor,
     inputs: list[Tensor],
 ) -> None:
-    """Write weights and biases with the scale and shift of BatchNorm in them.
+    """Write weights and biases that contain the scale and shift of BatchNorm into `low` and `bias`.
 
-    The weights as lists, and not laid together first: compiled, that is one pass over them. `giver` is the
-    channel whose bias each channel adds to its own, -1 for none. `inputs` are what the convolutions read on
-    average, NaN where that is not known; or nothing.
+    Weights come as lists: compiled, that is a single pass over them. `norm` has six rows by channel, as
+    unpacked below. `giver` is the channel whose bias each channel adds to its own, -1 for none. `inputs` are
+    what the convolutions read on average, NaN if unknown; empty without `means`.
     """
     weight, shift, of_conv, mean, variance, eps = norm
     if inputs:
@@ -76,24 +78,23 @@ def remember_less(
     passes: Tensor,
     momentum: float,
 ) -> None:
-    """Move `statistics` [2, C] by the batches that have moved `running` from where it was `before`.
+    """Move `statistics` [2, C] by the batches that moved the running ones from `before` to `running`.
 
-    Over p passes a layer keeps (1 - m) ** p of its running statistics, and the rest is a mean of the new
-    batches: so that mean is known. `kept` is 1 - m, and passes p, by channel.
+    In p passes a layer with momentum m keeps (1 - m) ** p of its running statistics; the rest is a mean over
+    the new batches, which can therefore be worked out. `kept` is 1 - m and `passes` is p, by channel.
     """
     old = kept**passes
     fresh = (running - old * before) / (1 - old)
     moved = statistics.lerp(fresh, 1 - (1 - momentum) ** passes.to(kept.dtype))
-    moved = torch.where(passes > 0, moved, running)  # fewer than before: other weights were loaded
+    moved = torch.where(passes > 0, moved, running)  # below 0: other weights were loaded
     statistics.copy_(torch.where(passes == 0, statistics, moved))
-    statistics[1].clamp_(min=0.0)  # by rounding, where a channel does not vary
+    statistics[1].clamp_(min=0.0)  # a variance near 0 may be rounded below it
 
 
 class FoldedCopy:
-    """A copy of a model for scoring, refreshed from it. Raises `RholossError` if it cannot be traced.
+    """A copy of a model for scoring with BatchNorm folded in; refreshed from the model before each pass.
 
-    `momentum` is that of its own statistics; None: it takes the model's running ones. `means`: it notes what
-    the convolutions read of so many rows, and has the means that follow; 0: those of its statistics.
+    `momentum` and `means` are those of `Folded`. Raises if the model cannot be traced or folded.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class FoldedCopy:
         self._weights, self._statistics, self.fold = Copies(), Copies(), fold
         self.momentum, self.remember_less = momentum, remember_less
         self.means, self.follow = means, follow
-        self._places: list[Tensor] = []  # of the mean inputs
-        self._taps: list[list[Tensor]] = []  # of images of the size that is seen first
+        self._places: list[Tensor] = []  # views of `_inputs`, one for each convolution
+        self._taps: list[list[Tensor]] = []  # made for images of the size that is seen first
         self.pairs: list[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]] = []
         self.dtype = dtype
         rest = {name: copy.deepcopy(module) for name, module in modules.items() if is_leaf(module)}
@@ -141,13 +142,13 @@ class FoldedCopy:
             graph.erase_node(node)
 
     def _connect(self, modules: dict[str, nn.Module], rest: dict[str, nn.Module]) -> None:
-        """Say what is copied where. Biases and BatchNorms lie together, channel by channel."""
+        """Set up what is copied where. All biases lie in one tensor by channel, and so do all BatchNorms."""
         device = self.pairs[0][1].weight.device
         convs = [fused for fused, _, _ in self.pairs]
         outs = [fused.shape[0] for fused in convs]
         self._bias = torch.zeros(sum(outs), device=device, dtype=self.dtype)
         self._norm = torch.zeros(6, sum(outs), dtype=torch.float32, device=device)  # see `fold`
-        self._norm[0] = 1.0  # of a layer without weights
+        self._norm[0] = 1.0  # for layers without weights
         self._giver = torch.full((sum(outs),), -1, device=device)
         self._running = self._norm[3:5] if self.momentum is None else self._norm[3:5].clone()
         channels = dict(zip(convs, torch.arange(sum(outs)).split(outs), strict=True))
@@ -181,10 +182,10 @@ class FoldedCopy:
             self._start_statistics(device, outs)
 
     def _start_statistics(self, device: torch.device, outs: list[int]) -> None:
-        """Those of its own: at first the running ones. Layers count their passes themselves."""
+        """Start its own statistics from the running ones. Passes are counted by the layers themselves."""
         norms = [norm for _, _, norm in self.pairs]
         self._layer = torch.arange(len(outs)).repeat_interleave(torch.tensor(outs)).to(device)
-        # A layer without a momentum keeps the mean of all: what is new of it is all of it.
+        # A layer without a momentum has the mean over all batches, which is taken as it is.
         kept = [0.0 if norm.momentum is None else 1 - norm.momentum for norm in norms]
         self._kept = torch.tensor(kept, dtype=torch.float32, device=device)[self._layer]
         self._tracked = torch.zeros(len(outs), dtype=torch.long, device=device)
@@ -195,7 +196,7 @@ class FoldedCopy:
         self._before, self._counted = self._running.clone(), self._tracked.clone()
 
     def _start_inputs(self, model: nn.Module) -> None:
-        """Nothing is known yet of what the convolutions read. Means of layers that are frozen stay theirs."""
+        """Make room for what the convolutions read on average; frozen layers keep their means."""
         followed = [pair for pair in self.pairs if pair[2].training or not model.training]
         if not followed:
             raise RholossError(
@@ -216,7 +217,7 @@ class FoldedCopy:
             fused.rows = self.means
 
     def note_inputs(self) -> None:
-        """Take in what the convolutions have just read."""
+        """Update the mean inputs by what the convolutions have just read."""
         if not self.means:
             return
         images = [fused.read for fused in self._readers if fused.read is not None]
@@ -225,10 +226,10 @@ class FoldedCopy:
             self._taps = [taps(conv, image) for conv, image in zip(convs, images, strict=True)]
         self.follow(images, self._taps, self._inputs)
         for fused in self._readers:
-            fused.read = None  # its memory is free
+            fused.read = None  # frees its memory
 
     def refresh_statistics(self) -> None:
-        """Take over the model's running statistics, or what the last passes added to them."""
+        """Copy the model's running statistics, or move its own by what the last passes added to these."""
         self._statistics.copy()
         if self.momentum is not None:
             passes = (self._tracked - self._counted)[self._layer]
@@ -239,7 +240,7 @@ class FoldedCopy:
             self._counted.copy_(self._tracked)
 
     def own_state(self) -> dict[str, Tensor]:
-        """What cannot be read off the model."""
+        """The tensors that cannot be worked out from the model again."""
         state = {"inputs": self._inputs} if self.means else {}
         if self.momentum is None:
             return state
@@ -247,31 +248,31 @@ class FoldedCopy:
         return {"statistics": self._norm[3:5], **parts, **state}
 
     def refresh_weights(self) -> None:
-        """Take over the model's weights, and fold."""
+        """Copy the model's weights, and fold BatchNorm into them."""
         self._weights.copy()
         with torch.no_grad():
             into = (self._targets, self._bias)
             self.fold(self._sources, self._norm, self._giver, *into, self._places)
 
     def move_statistics(self) -> None:
-        """Nothing moves in eval mode."""
+        """Do nothing: scoring in eval mode moves no statistics."""
 
 
 class Folded(Cheaper):
-    """Score with BatchNorm folded into the convolutions. For models that `torch.fx` can trace.
+    """Score all candidates with BatchNorm folded into the convolutions, which is faster.
 
-    With `batch_norm='eval'` the scores are those of that mode up to rounding. `rows` is for the other modes,
-    whose statistics are those of the candidates: here, of so many of them.
+    For models that `torch.fx` can trace. With `batch_norm='eval'` and no arguments the scores are those of
+    that mode, up to rounding.
 
     Args:
-        momentum: of statistics for scoring alone, by which a pass moves them; nearer to those of the
-            candidates than the model's running ones (usual momentum 0.1), which lag behind the weights. None
-            takes those. Needs `batch_norm='eval'`.
-        means: take the means of BatchNorm not from the statistics, but from the weights as they are and what
-            the convolutions read of so many of the last candidates. They are nearly those that these
-            candidates would have (`batch_norm='train'`), at little cost. Not with `rows`.
-        rows: candidates that are forwarded twice, first to find the statistics of each layer. Needs
-            `batch_norm='train'` or `'batch'`.
+        momentum: keep separate statistics for scoring, which each training pass moves by this share, in
+            (0, 1]. The model's running statistics (usual momentum 0.1) lag behind the weights. None uses
+            these. Needs `batch_norm='eval'`.
+        rows: forward this many of the candidates first, to measure the statistics of each layer on them; all
+            are then scored with these. Needs `batch_norm='train'` or `'batch'`; not with the others.
+        means: compute the means of BatchNorm from the present weights and from what the convolutions read, on
+            average, for this many of the last candidates. They are close to the means that the candidates
+            themselves would have, at little cost. Needs `batch_norm='eval'`.
     """
 
     def __init__(
@@ -283,25 +284,25 @@ class Folded(Cheaper):
             )
         if rows is not None and (rows < 1 or momentum is not None):
             raise RholossError(
-                f"`rows` is {rows} and `momentum` {momentum}: statistics are those of at least one "
-                "candidate, or of the batches before; give one of the two."
+                f"`rows` is {rows} and `momentum` {momentum}: statistics come from at least one candidate "
+                "(`rows`), or from earlier batches (`momentum`); give one of the two."
             )
         if means is not None and (means < 1 or rows is not None):
             raise RholossError(
-                f"`means` is {means} and `rows` {rows}: give the number of candidates, at least 1, whose "
-                "inputs tell the means, or that of those which are forwarded to find all statistics."
+                f"`means` is {means} and `rows` {rows}: give one of the two, at least 1. `means` candidates "
+                "give the means, `rows` candidates are forwarded first to measure all statistics."
             )
         self.momentum, self.rows, self.means = momentum, rows, means
         self.copy: FoldedCopy | None = None
-        self.reader: Replica | None = None  # finds the statistics of candidates
+        self.reader: Replica | None = None  # with `rows`: measures the statistics of candidates
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of which passes the statistics are."""
+        """The arguments that it was made with."""
         return {"momentum": self.momentum, "rows": self.rows, "means": self.means}
 
     def attach(self, step: DeviceStep) -> None:
-        """Trace the model."""
+        """Trace the model, and make the folded copy."""
         mode = step.scorer.batch_norm
         if self.rows is None and mode != "eval":
             raise RholossError(
@@ -322,7 +323,7 @@ class Folded(Cheaper):
             self.reader = Replica(step.copied, low)
             for module in submodules(self.reader.model):
                 if isinstance(module, _BatchNorm):
-                    module.momentum = 1.0  # also where the model's own keeps a mean of all batches
+                    module.momentum = 1.0  # so that a pass leaves the statistics of its rows
         model = step.copied if self.reader is None else self.reader.model
         self.copy = FoldedCopy(model, low, self.momentum, self.means or 0)
         self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
@@ -331,20 +332,20 @@ class Folded(Cheaper):
             fused.patches = step.wrap(patches)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Some candidates are forwarded twice."""
+        """All candidates, and `rows` of them twice."""
         return candidates, candidates + min(self.rows or 0, candidates)
 
     def replica(self, step: DeviceStep) -> Any:
-        """What scores beside training, when scoring is overlapped."""
+        """What scores beside training if scoring is overlapped."""
         assert self.copy is not None
         return self.copy if self.reader is None else _Read(self.copy.model, self.reader)
 
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
-        """As the folded copy sees the candidates."""
+        """Measure all candidates by the folded copy."""
         assert self.copy is not None
-        alone = model is not self.copy.model  # not overlapped: nobody has refreshed it
+        alone = model is not self.copy.model  # not overlapped, so it must be refreshed here
         if self.reader is not None:
             self._read(step, self.reader, candidates, generator, alone)
         if alone or self.reader is not None:
@@ -365,9 +366,9 @@ class Folded(Cheaper):
         generator: Generator,
         alone: bool,
     ) -> None:
-        """Have the reader's BatchNorm layers hold the statistics of some of the candidates."""
+        """Measure the statistics of the first `rows` candidates in the reader's BatchNorm layers."""
         if alone:
-            reader.refresh_statistics()  # of frozen layers, which keep them
+            reader.refresh_statistics()  # frozen layers keep these
             reader.refresh_weights()
         x, y = candidates.x[: self.rows], candidates.y[: self.rows]
         step.measure(reader.model, x, y, generator, batch_norm="train")
@@ -375,23 +376,23 @@ class Folded(Cheaper):
             reader.move_statistics()
 
     def moved(self) -> list[Tensor]:
-        """What the convolutions read on average."""
+        """What the convolutions read on average, with `means`."""
         return [self.copy.own_state()["inputs"]] if self.copy is not None and self.means else []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Its own statistics, if it has any."""
+        """Its own statistics and mean inputs, if it has any."""
         state = self.copy.own_state() if self.copy is not None else {}
         return {name: tensor.cpu().clone() for name, tensor in state.items()} or None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with saved ones."""
+        """Continue from saved ones."""
         assert self.copy is not None
         for name, tensor in self.copy.own_state().items():
             tensor.copy_(state[name])
 
 
 class _Read:
-    """A folded copy whose statistics are read off the candidates: only weights are taken over beforehand."""
+    """A folded copy with `rows`, as overlapped scoring sees it: what is refreshed before is the reader."""
 
     def __init__(self, model: nn.Module, reader: Replica) -> None:
         self.model, self.refresh_weights = model, reader.refresh_weights

@@ -14,21 +14,21 @@ ALIGNED = 8  # elements: what tensor cores want a row to be a multiple of
 
 
 class FusedConv(nn.Module):
-    """A convolution with a bias, to which `z` may be added, and a ReLU if asked for.
+    """A convolution with a bias, an optional sum with `z`, and an optional ReLU.
 
-    If `z` is itself such a convolution that nobody else reads, its bias is added by this one: a bias
-    alone would cost a pass over its result. A convolution of few channels, as that of the pixels, is slow
-    in cuDNN and is done as a matrix product here.
+    If `z` is the result of another such convolution, and nothing else reads that, then this one adds the
+    other's bias as well: adding it alone would take a pass over the result. A convolution of few channels,
+    such as the first one, is slow in cuDNN and is done as a matrix product here.
 
-    `weight` is set by whoever makes it: [out, height, width, in] for cuDNN, with the channels next to each
-    other; [out, columns] for a matrix product.
+    The caller sets `weight` and `bias`. `weight` is [out, height, width, in] for cuDNN, so channels are
+    adjacent; for a matrix product it is [out, columns].
     """
 
     weight: Tensor
     bias: Tensor
     gives_bias_to: FusedConv | None = None
-    rows = 0  # of what it reads whose mean is kept,
-    read: Tensor | None = None  # here: what is read itself would take the memory of all layers
+    rows = 0  # of how many rows of its input the mean is kept, for `Folded(means=...)`
+    read: Tensor | None = None  # that mean; whole inputs of all layers would take too much memory
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class FusedConv(nn.Module):
         self.patches: Callable[..., Tensor] = patches
 
     def place(self) -> Tensor:
-        """Where in `weight` the weights of the convolution go, [out, in, height, width]."""
+        """The part of `weight` for the weights of the convolution, as a view [out, in, height, width]."""
         whole = self.weight
         if self.columns:
             shape = (*self.kernel, self.inside)
@@ -81,12 +81,12 @@ class FusedConv(nn.Module):
 
 
 class ProductConv(nn.Conv2d):
-    """A convolution of few channels, done as a matrix product; `as_products` makes it of a `Conv2d`."""
+    """A `Conv2d` of few channels, done as a matrix product; `as_products` turns layers into it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The result, channels last."""
         if x.ndim != 4 or x.shape[1] != self.in_channels or isinstance(self.padding, str):
-            return super().forward(x)  # which says what is wrong, or can do it
+            return super().forward(x)  # which can do it, or raises the usual error
         kernel, columns = list(self.kernel_size), columns_of(self)
         weight = self.weight.permute(0, 2, 3, 1).flatten(1)
         weight = F.pad(weight, (0, columns - weight.shape[1]))
@@ -95,14 +95,14 @@ class ProductConv(nn.Conv2d):
 
 
 def as_products(model: nn.Module, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Have a model's convolutions of few channels done as matrix products inside."""
+    """A block in which a model's convolutions of few channels are matrix products, if `wanted`."""
     convs = [m for m in model.modules() if type(m) is nn.Conv2d and columns_of(m)] if wanted else []
     return as_class(convs, ProductConv)
 
 
 @contextlib.contextmanager
 def as_class(layers: Sequence[nn.Module], other: type[nn.Module]) -> Iterator[None]:
-    """Have layers compute as those of a subclass of theirs do inside."""
+    """A block in which layers have another class, a subclass of their own."""
     classes = [layer.__class__ for layer in layers]
     for layer in layers:
         layer.__class__ = other
@@ -114,7 +114,7 @@ def as_class(layers: Sequence[nn.Module], other: type[nn.Module]) -> Iterator[No
 
 
 def columns_of(conv: nn.Conv2d) -> int:
-    """Columns of the matrix product that a convolution of few channels is done as; 0 for any other."""
+    """The columns of the matrix product for a convolution of few channels; 0 for other convolutions."""
     plain = conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros"
     if conv.in_channels >= ALIGNED or not plain or isinstance(conv.padding, str):
         return 0
@@ -125,7 +125,7 @@ def columns_of(conv: nn.Conv2d) -> int:
 def images(
     rows: Tensor, x: Tensor, kernel: list[int], stride: tuple[int, ...], padding: tuple[int, ...]
 ) -> Tensor:
-    """The rows of a product back in their places, [B, C, height, width], channels last."""
+    """The rows of a matrix product back as images [B, C, height, width], channels last."""
     height, width = (
         (size + 2 * around - k) // step + 1
         for size, around, k, step in zip(x.shape[2:], padding, kernel, stride, strict=True)
@@ -136,7 +136,7 @@ def images(
 def patches(
     x: Tensor, kernel: list[int], stride: tuple[int, ...], padding: tuple[int, ...], columns: int
 ) -> Tensor:
-    """The pixels under the kernel at each place, [B * height * width, columns], filled up with zeros."""
+    """The pixels under the kernel at each place: [B * height * width, columns], padded with zeros."""
     (down, across), (top, left) = stride, padding
     x = F.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
     windows = x.unfold(1, kernel[0], down).unfold(2, kernel[1], across)  # [B, h, w, C, kernel]

@@ -1,4 +1,4 @@
-"""An interrupt waits for the end of the step, so that what is left behind is whole."""
+"""Ctrl-C takes effect at the end of a step, so that the trainer is left in a complete state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def whole_steps() -> Iterator[Callable[[], None]]:
-    """Inside, Ctrl-C is held back until the function that this yields is called; a second one is not.
+    """A block that holds Ctrl-C back until the function that it yields is called; a second one acts at once.
 
-    Only where Python's own handler is in force, in the main thread: whoever has another one wants it.
+    This applies only in the main thread, and only if Python's own handler is installed: a program with
+    another handler keeps it.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

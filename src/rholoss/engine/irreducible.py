@@ -1,4 +1,4 @@
-"""Cheap irreducible losses for resident data: a short fit with a decayed learning rate, all on the device."""
+"""Irreducible losses for data on the device: a short fit with a learning rate that falls to zero."""
 
 from __future__ import annotations
 
@@ -33,12 +33,21 @@ from rholoss.ladder import Ladder
 from rholoss.modes import own_autocast, scoring_mode
 from rholoss.scoring import Scorer
 
-CHUNK = 25  # steps of one fit before the next has its turn
-LOOK = 2500  # rows that are forwarded at a time for their losses
+CHUNK = 25  # steps that one fold's fit takes before the next fold's
+LOOK = 2500  # rows at a time when losses are measured
 
 
 def one_cycle(peak: float, total_steps: int, warm_up: float = 0.2) -> Callable[[int], float]:
-    """A learning rate that rises to `peak` and then falls to zero, both along straight lines."""
+    """A learning rate that rises linearly to `peak`, and then falls linearly to zero.
+
+    Args:
+        peak: the highest rate.
+        total_steps: the steps of the run. Later steps are refused.
+        warm_up: the share of the steps in which the rate rises.
+
+    Returns:
+        A function from the number of the step (0, 1, ...) to its rate.
+    """
     top = max(1, round(total_steps * warm_up))
 
     def rate(step: int) -> float:
@@ -62,7 +71,18 @@ def losses_of(
     batch_size: int = LOOK,
     precision: str | None = None,
 ) -> Tensor:
-    """The loss of each row, un-augmented, in eval mode; [N] on the device."""
+    """Measure the loss of each row of a data set, without augmentation and in eval mode.
+
+    Args:
+        model: on the device of the data. It is left as it was.
+        data: a `Resident` or a `Streamed`.
+        loss: the name of a task, such as 'classification' or 'tokens', or a function (model, batch) -> [B].
+        batch_size: rows at a time.
+        precision: None keeps what is in force; 'bf16' or 'fp16' runs the model under autocast.
+
+    Returns:
+        The losses in the order of the rows, float32 [N] on the device.
+    """
     scorer = Scorer(loss, precision=precision)
     rows = torch.arange(len(data), device=data.device)
     parts = []
@@ -88,15 +108,31 @@ def fit_resident(
     seed: int = 0,
     evaluations: int = 3,
 ) -> Irreducible:
-    """As `fit_irreducible`, in seconds, for data on the device.
+    """Fit a model and measure irreducible losses: `fit_irreducible` for data on the device, in seconds.
 
-    A learning rate that falls to zero reaches in `epochs` passes what a constant one reaches in several
-    times as many. The loss on the points to be scored is looked at in the last `evaluations` epochs, and
-    the lowest counts: each point keeps its loss under those weights.
+    The learning rate falls to zero (`one_cycle`), which reaches in `epochs` passes what a constant rate
+    reaches in several times as many. After each of the last `evaluations` epochs the points to be scored are
+    measured; the losses of the epoch with the lowest mean are returned. The caller's random state is left
+    alone.
 
     Args:
-        data: the holdout set (may be augmented), or with `folds` the training set.
-        score: the points to be scored; with `folds` they are those of `data`.
+        make_model: a function without arguments that returns a new model; called once for each fit.
+        data: what to fit on, a `Resident` or a `Streamed`: the holdout set, or with `folds` the training set.
+            It may be augmented.
+        score: the points to be scored, which are not augmented: the training set. In place of `folds`.
+        folds: fit this many models, 2 or more, each on all of `data` but one part, and score that part with
+            it. Needs no holdout data. In place of `score`.
+        epochs: passes over the data.
+        batch_size: rows of a training step.
+        learning_rate: the highest rate of `one_cycle`, for AdamW.
+        loss: the name of a task, such as 'classification' or 'tokens'.
+        precision: of training and scoring: 'bf16', or None to keep what is in force, usually float32.
+        compile: run the fits through `torch.compile`.
+        seed: of weights, order and folds.
+        evaluations: how many of the last epochs to measure after.
+
+    Returns:
+        The irreducible losses by id, for `Trainer(irreducible=...)` and `Selector`.
     """
     return _fit_rungs(
         make_model, data, (), score=score, folds=folds, epochs=epochs, batch_size=batch_size,
@@ -113,11 +149,15 @@ def fit_ladder(
     ahead: float = 0.8,
     **options: Any,
 ) -> Ladder:
-    """As `fit_resident`, with its options; the losses after some of the epochs are kept as well.
+    """Fit as `fit_resident` does, and return a `Ladder` that also has the losses after some earlier epochs.
 
     Args:
-        rungs: these epochs; one whose mean loss is no higher than that of a later one is left out.
-        ahead: of the `Ladder`.
+        make_model: a function without arguments that returns a new model.
+        data: what to fit on: the holdout set, or with `folds` the training set.
+        rungs: the epochs after which to keep losses, rising, before the last `evaluations`. A rung whose
+            mean loss is not higher than that of a later one is left out.
+        ahead: of the `Ladder`: when a run moves on to the next rung.
+        options: further arguments of `fit_resident`: `score` or `folds`, and others.
     """
     options = {**(fit_resident.__kwdefaults__ or {}), **options}
     *young, last = _fit_rungs(make_model, data, rungs, **options)
@@ -138,7 +178,7 @@ def _fit_rungs(
     seed: int,
     **training: Any,
 ) -> list[Irreducible]:
-    """Irreducible losses after the epochs of `rungs`, and the lowest of the last ones."""
+    """Tables of irreducible losses: one for each epoch of `rungs`, then the lowest of the last epochs."""
     if (score is None) == (folds is None):
         raise RholossError(
             f"Pass either `score`, the points to be scored, or `folds`, but got {score} and {folds}."
@@ -156,7 +196,7 @@ def _fit_rungs(
     factory = Factory(make_model, data.device)
     make: Callable[..., _Fit] = functools.partial(_Fit, factory.make, rungs=rungs, **training)
     ids = scored.ids.cpu().numpy()
-    fits: list[tuple[Tensor, _Fit]] = []  # with the rows that each scores
+    fits: list[tuple[Tensor, _Fit]] = []  # each with the rows that it scores
     if score is not None:
         fits.append((torch.arange(len(score), device=data.device), make(data, score, seed=seed)))
     else:
@@ -167,8 +207,8 @@ def _fit_rungs(
             with says_what_to_reduce("`folds`, each of which has a copy of the data"):
                 parts = data.take(others), data.take(rows)
             fits.append((rows, make(*parts, seed=seed + number)))
-    with _seeded(seed, data.device):  # of dropout, which draws from torch's own state
-        # Side by side: one small model leaves a GPU half idle.
+    with _seeded(seed, data.device):  # for dropout, which draws from torch's global state
+        # The fits take turns, so that they run side by side: one small model leaves a GPU half idle.
         while not all(fit.finished for _, fit in fits):
             for _, fit in fits:
                 fit.advance()
@@ -183,7 +223,7 @@ def _fit_rungs(
         "model": about_model(fits[0][1].trainer.model),
         "split": {"kind": "folds" if folds else "holdout", "folds": folds, "seed": int(seed)},
     }
-    seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # of one fit
+    seconds = [0.0] * len(rungs) + [time.perf_counter() - started]  # one fit made all of them
     identity = identity_of_rows(ids, scored.targets)
     tables = [
         table_of(as_losses(loss_N), ids, identity, {**about, "seconds": spent})
@@ -194,7 +234,10 @@ def _fit_rungs(
 
 
 class _Fit:
-    """One model on its way, on a stream of its own."""
+    """A fit in progress: one model, trained a few steps at a time on a CUDA stream of its own.
+
+    Arguments are those of `fit_resident`; `score` is what this model scores.
+    """
 
     def __init__(
         self,
@@ -243,9 +286,9 @@ class _Fit:
         self.look = functools.partial(
             losses_of, model, score, loss=loss, batch_size=rows, precision=precision
         )
-        self.rungs = [epoch * self.per_epoch for epoch in rungs]
-        self.young: list[Tensor] = []  # losses at these steps
-        self.found: list[Tensor] = []
+        self.rungs = [epoch * self.per_epoch for epoch in rungs]  # as steps
+        self.young: list[Tensor] = []  # the losses at the rungs
+        self.found: list[Tensor] = []  # the losses after each of the last epochs
         self.stream = torch.cuda.Stream(data.device) if data.device.type == "cuda" else None
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(data.device))
@@ -255,7 +298,7 @@ class _Fit:
         return self.trainer.step == self.total
 
     def advance(self) -> None:
-        """Some steps of an epoch; after one of the last epochs, a look at the points to be scored."""
+        """Take a few steps, at most to the end of the epoch; then measure the points if it is time to."""
         if self.finished:
             return
         trainer = self.trainer
@@ -268,7 +311,7 @@ class _Fit:
                 self.found.append(self.look())
 
     def read(self) -> list[Tensor]:
-        """The losses of the rungs, and those of the look whose mean was lowest."""
+        """The losses at the rungs, then those of the last epochs with the lowest mean."""
         with torch.cuda.stream(self.stream):
             self.trainer.flush()
         if self.stream is not None:
@@ -278,13 +321,13 @@ class _Fit:
 
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own random state starts from the seed, and is the caller's again afterwards."""
+    """Inside, torch's global random state starts from the seed; afterwards it is the caller's again."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 def _mean(loss_N: Tensor) -> float:
-    """The mean of the finite losses: one row without one must not decide between looks."""
+    """The mean of the finite losses, so that one bad row does not decide; infinity if none is finite."""
     mean = float(mean_of_finite(loss_N))
     return math.inf if math.isnan(mean) else mean

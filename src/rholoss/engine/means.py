@@ -1,7 +1,7 @@
 """The mean of a convolution's result, from its weights and from what it reads on average.
 
-A convolution is linear: as soon as its weights move, so does the mean of its results, by as much as the mean
-of its inputs tells. No pass is needed to know it.
+A convolution is linear, so the mean of its result follows from its weights and the mean of its inputs. When
+the weights move, the new mean can be computed at once; no pass is needed to measure it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# How far one pass moves the mean of what is read. What a layer reads hangs on the means that layers before it
-# had in that pass: means that follow at once correct what has been corrected already, and swing.
+# The share by which one pass moves the mean of what a layer reads. What it reads depends on the means that
+# earlier layers had in that pass. If all means followed at once, each would correct what the earlier ones
+# have corrected already, and they would oscillate.
 FOLLOWS = 0.15
 
 
 def taps(conv: nn.Conv2d, image: Tensor) -> list[Tensor]:
-    """How often each weight of a kernel reads each place of an image, down [height, H] and across [width, W].
+    """How often each weight of a kernel reads each pixel: two tables, [height, H] and [width, W].
 
-    Shares of the results: what is read around the image is zero, and so is not there.
+    Entries are shares of the results. The padding around an image is zero, so it is left out.
     """
     found = []
     for i, size in enumerate(image.shape[-2:]):
@@ -34,24 +35,23 @@ def taps(conv: nn.Conv2d, image: Tensor) -> list[Tensor]:
 
 
 def mean_input(image: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """[in, height, width] of the kernel: what each weight is multiplied by, on average over places.
+    """What each weight of a kernel is multiplied by, on average over all places: [in, height, width].
 
-    `image` is the mean of the rows, [in, H, W].
-
-    As products and sums, which are fused where this is compiled, and not as products of matrices.
+    `image` is the mean image of a batch, [in, H, W]; `down` and `across` are from `taps`. Written as products
+    and sums rather than as matrix products, because compiled code fuses those.
     """
     lines = (image[:, :, None] * across).sum(3)
     return (lines[:, None] * down[:, :, None]).sum(2)
 
 
 def follow(images: list[Tensor], by: list[list[Tensor]], means: Tensor) -> None:
-    """Move the mean inputs of convolutions, laid flat, towards those of a pass; from NaN all the way."""
+    """Move `means`, the flat mean inputs of all convolutions, towards those of a pass; NaN is replaced."""
     read = [mean_input(image, *pair).flatten() for image, pair in zip(images, by, strict=True)]
     found = torch.cat(read)
     means.copy_(torch.where(means.isnan(), found, means.lerp(found, FOLLOWS)))
 
 
 def mean_result(weight: Tensor, mean: Tensor) -> Tensor:
-    """[out]: the mean result of a convolution with this mean input, without its bias; in groups or not."""
+    """The mean result [out] of a convolution, without its bias, from its mean input; also for groups."""
     mean = mean.unflatten(0, (-1, weight.shape[1]))
     return (weight.unflatten(0, (len(mean), -1)) * mean[:, None]).sum((2, 3, 4)).flatten()

@@ -1,4 +1,4 @@
-"""Optimizers in the form that a CUDA graph can hold, and their rates."""
+"""Optimizers whose step can be captured in a CUDA graph, and their learning rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ Rate = float | Callable[[int], float]
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW as in the paper, in the form that a graph can hold."""
+    """AdamW with torch's defaults, as in the paper; fused and capturable on a GPU.
+
+    Args:
+        parameters: of the model to train, all on one device. Its learning rate is 1e-3, in place of which
+            `Trainer` uses its own `learning_rate`.
+    """
     parameters = list(parameters)
     on_gpu = bool(parameters) and parameters[0].device.type == "cuda"
     rate: Any = torch.tensor(1e-3, device=parameters[0].device) if on_gpu else 1e-3
@@ -22,7 +27,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def for_graphs(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer, before its first step, in the form that a graph can hold, if it has one."""
+    """Make the step of a new optimizer capturable in a CUDA graph, if it has such an option."""
     if device.type == "cuda" and not optimizer.state:
         for group in optimizer.param_groups:
             if "capturable" in group:
@@ -30,18 +35,26 @@ def for_graphs(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.
     return optimizer
 
 
-def check_rates(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if groups have rates of their own, which would be lost: there is one rate a step."""
+def one_rate(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
+    """Give all groups of an optimizer the same learning rate: a tensor, returned, for a graph to set.
+
+    Raises if the groups have different rates, because these would be lost.
+    """
     rates = sorted({float(group.get("lr", 0)) for group in optimizer.param_groups})
     if len(rates) > 1:
         raise RholossError(
             f"`optimizer` has groups with the learning rates {', '.join(f'{r:g}' for r in rates)}, but the "
-            "engine gives all of them that of `learning_rate`; let groups differ in other things alone."
+            "engine uses `learning_rate` for all of them; give the groups one rate. They may differ in "
+            "other settings."
         )
+    lr = torch.zeros((), device=device)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr
 
 
 def rates(learning_rate: Rate, total_steps: int) -> Tensor:
-    """The rate of each step."""
+    """The learning rate of each step, float64 [total_steps] on the CPU; raises if one is not valid."""
     rate = learning_rate if callable(learning_rate) else _constant(learning_rate)
     each = [float(rate(step)) for step in range(total_steps)]
     rate_T = torch.tensor(each, dtype=torch.float64, device="cpu")

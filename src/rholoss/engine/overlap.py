@@ -1,8 +1,8 @@
 """Scoring beside training: the next candidates are scored while this batch trains.
 
-A copy of the model, refreshed before each step and in low precision if asked for, scores on a side
-stream of lower priority, so that it fills what the training step leaves idle. The choice is one step
-stale: by the weights before the update that is under way, or by those that are expected after it (`Ahead`).
+A copy of the model, in low precision if asked for, is refreshed before each step. It scores on a side stream
+of lower priority, which fills the parts of the GPU that training leaves idle. So choices are one step old:
+made with the weights from before the present update, or with those that are expected after it (`Ahead`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.engine.step import DeviceStep, beside, chosen_rows
 
-Choice = tuple[Examples, Tensor, Tensor, Tensor, Tensor | None]  # of `next_step`
+Choice = tuple[Examples, Tensor, Tensor, Tensor, Tensor | None]  # the arguments of `next_step`
 
 
 def next_step(
     candidates: Examples, b: Tensor, score_B: Tensor, mean: Tensor, weight: Tensor | None
 ) -> list[Tensor]:
-    """What the next step reads: index, x, y and score of the chosen rows, mean score (, weight)."""
+    """What the next step reads: index, x, y and score of the chosen rows, the mean, weights if any.
+
+    `b` are the positions of the chosen candidates; `mean` is the one over all candidates that `rank` returns.
+    """
     rest = [] if weight is None else [weight]
     return [*chosen_rows(candidates, b, score_B), mean, *rest]
 
 
 def deliver(waiting: list[Tensor], choice: Choice) -> None:
-    """Write it to where the next step reads it, without a copy in between once this is compiled."""
+    """Write a choice to where the next step reads it; compiled, this makes no copy in between."""
     for place, tensor in zip(waiting, next_step(*choice), strict=True):
         place.copy_(tensor)
 
 
 class OverlappedStep:
-    """`DeviceStep.select`, one step stale, with scoring on a side stream."""
+    """A step that trains on the choice made during the step before, and scores the next on a side stream."""
 
     def __init__(self, step: DeviceStep, dtype: torch.dtype) -> None:
         self.step = step
@@ -41,11 +44,11 @@ class OverlappedStep:
         self.side = (
             torch.cuda.Stream(step.data.device, priority=priority) if _is_cuda(step) else None
         )
-        self.waiting: list[Tensor] = []  # `next_step` names them
+        self.waiting: list[Tensor] = []  # the choice for the next step, as `next_step` returns it
         self.deliver = step.wrap(deliver)
 
     def prime(self) -> None:
-        """Choose the first batch."""
+        """Choose the first batch, before there is a step to do it beside."""
         if self.step.ahead is not None:
             self.step.ahead.stand()
         self.replica.refresh_statistics()
@@ -53,13 +56,13 @@ class OverlappedStep:
         self.waiting = [tensor.clone() for tensor in next_step(*self._choose_next())]
 
     def __call__(self) -> None:
-        """Train on what was chosen, and choose the next."""
+        """Train on the batch that was chosen, and choose the next one meanwhile."""
         index, x, y, score, mean, *weight = self.waiting
         training = Examples(index, x, y)
-        self.replica.refresh_statistics()  # which the training pass moves
+        self.replica.refresh_statistics()  # now, because the training pass moves them
         refreshed = torch.cuda.Event() if self.side is not None else None
         with beside(self.side):
-            self.refresh_weights()  # which the optimizer moves, so it waits for this
+            self.refresh_weights()  # the optimizer, which moves them, waits for `refreshed`
             if refreshed is not None:
                 refreshed.record()
             choice = self._choose_next()
@@ -71,7 +74,7 @@ class OverlappedStep:
         self.deliver(self.waiting, choice)
 
     def refresh_weights(self) -> None:
-        """Take over the model's weights, or where they are on their way to."""
+        """Copy the model's weights, or with `Ahead` the weights that the update is expected to leave."""
         if self.step.ahead is not None:
             self.step.ahead.look()
         self.replica.refresh_weights()

@@ -1,4 +1,4 @@
-"""Cheaper scoring that forwards a share of the candidates: which of them, each class says."""
+"""Cheaper scoring that forwards a share of the candidates only; the classes differ in which share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 
 class Partial(Cheaper):
-    """Forwards a share of the candidates, by the model itself or by another option (`Folded`)."""
+    """Forwards a share of the candidates, by the model itself or by another option: what classes share.
+
+    Args:
+        share: of the candidates to forward, in (0, 1]; at least as many as are chosen.
+        by: how they are forwarded, `Folded` or `LowerResolution`; None: by the model itself.
+    """
 
     def __init__(self, share: float = 0.5, by: Cheaper | None = None) -> None:
         if not 0 < share <= 1:
@@ -30,22 +35,22 @@ class Partial(Cheaper):
         self.share, self.by = share, by or Cheaper()
         if self.by.learns or isinstance(self.by, Partial):
             raise RholossError(
-                f"`by` of `{type(self).__name__}` is a `{type(self.by).__name__}`; what is forwarded can be "
-                "forwarded by `Folded` or `LowerResolution`."
+                f"`by` of `{type(self).__name__}` is a `{type(self.by).__name__}`; use `Folded` or "
+                "`LowerResolution`, or leave `by` out for the model itself."
             )
 
     @property
     def options(self) -> dict[str, Any]:
-        """The share, and by what it is forwarded."""
+        """The arguments that it was made with."""
         return {"share": self.share, "by": type(self.by).__name__, **self.by.options}
 
     @property
     def mean_of_all(self) -> bool:  # type: ignore[override]
-        """As the other option: those that are not forwarded have what is known of them."""
+        """As `by` has it; candidates that are not forwarded count with what is known of them."""
         return self.by.mean_of_all
 
     def attach(self, step: DeviceStep) -> None:
-        """How many are forwarded: at least as many as are chosen."""
+        """Work out how many candidates are forwarded; raise if they are fewer than are chosen."""
         self.by.attach(step)
         candidates = step.order.size
         self.num = core.num_selected(candidates, self.share)
@@ -56,42 +61,47 @@ class Partial(Cheaper):
             )
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
-        """Only those that are forwarded, as often as the other option does."""
+        """The forwarded candidates, each as often as `by` forwards it."""
         return self.by.passes(self.num, k)
 
     def replica(self, step: DeviceStep) -> Any:
-        """That of the other option."""
+        """The replica of `by`."""
         return self.by.replica(step)
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
-        """Those of the other option."""
+        """The FLOPs of `by`."""
         return self.by.flops(step, x, y)
 
     def moved(self) -> list[Tensor]:
-        """What moves of the other option."""
+        """What `by` changes when it measures."""
         return self.by.moved()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """That of the other option."""
+        """The state of `by`."""
         return self.by.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with it."""
+        """Continue from a saved state of `by`."""
         self.by.load_state_dict(state)
 
 
 class Reuse(Partial):
-    """Forward only the share of candidates whose last known loss is oldest; the others keep theirs.
+    """Forward the share of the candidates whose last loss is oldest; the others are scored by their last one.
 
-    A candidate that was never forwarded has no loss yet and is not chosen; the first to be forwarded are
-    those. Every row is a candidate once an epoch, so a loss that is reused is at least about an epoch old.
+    Candidates that were never forwarded have no loss yet: they are forwarded first, and cannot be chosen
+    before. Each row is a candidate once an epoch, so a reused loss is about an epoch old or older. For the
+    methods 'rho' and 'loss'. Each trainer needs a `Reuse` of its own.
+
+    Args:
+        share: of the candidates to forward, in (0, 1]; at least as many as are chosen.
+        by: how they are forwarded, `Folded` or `LowerResolution`; None: by the model itself.
     """
 
-    loss: Tensor | None = None
-    saved: tuple[str, ...] = ("loss", "seen", "now")
+    loss: Tensor | None = None  # the last loss of each row, by id; NaN if it has none
+    saved: tuple[str, ...] = ("loss", "seen", "now")  # names of the tensors that make up its state
 
     def attach(self, step: DeviceStep) -> None:
-        """Make room for the last loss of each row, by id."""
+        """Make tables for the last loss of each row, by id."""
         check_new(self, self.loss is None)
         if step.needs != {"loss"} or step.draws > 1:
             raise RholossError(
@@ -101,63 +111,82 @@ class Reuse(Partial):
         size, device = int(step.data.ids.max()) + 1, step.data.device
         super().attach(step)
         self.loss = torch.full((size,), torch.nan, dtype=torch.float32, device=device)
-        self.seen = torch.full((size,), -1, dtype=torch.long, device=device)  # at which step
-        # Its own count: the step's number moves while scoring runs beside training.
+        # When each row was last forwarded, by `now`; -1: never. This is a count of its own, because the
+        # number of the step changes while overlapped scoring runs.
+        self.seen = torch.full((size,), -1, dtype=torch.long, device=device)
         self.now = torch.zeros(1, dtype=torch.long, device=device)
         self._note = step.wrap(note_losses)
 
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
-        """New losses of those that are forwarded, old losses of the others."""
+        """The new losses of the forwarded candidates, and the last known losses of the others."""
         assert self.loss is not None
         position = in_order(self.forwarded(step, candidates.index))
         part = candidates.take(position)
         measured, _ = self.by.measure(step, model, part, generator)
         self.note(part.index, measured["loss"])
-        # What was measured as it is: a loss that is not finite must not be taken for an unknown one.
+        # The measured values go in unchanged: `expected` would take one that is NaN for unknown.
         loss_B = self.expected(candidates.index)
         return {"loss": loss_B.index_copy(0, position, measured["loss"].float())}, position
 
     def forwarded(self, step: DeviceStep, index: Tensor) -> Tensor:
-        """Positions of the candidates that were not forwarded for longest."""
+        """Positions of the candidates to forward: those whose last loss is oldest.
+
+        Args:
+            step: the trainer's step.
+            index: ids [B] of the candidates.
+        """
         age = self.seen.index_select(0, index)
-        return age.sort(stable=True).indices[: self.num]  # where alike, the earlier position
+        return age.sort(stable=True).indices[: self.num]  # of equals the earlier ones
 
     def note(self, index: Tensor, loss: Tensor) -> None:
-        """Keep the new losses of these rows."""
+        """Remember new losses.
+
+        Args:
+            index: ids [n] of the rows.
+            loss: their losses [n].
+        """
         assert self.loss is not None
         self._note(self.loss, self.seen, self.now, index, loss)
 
     def expected(self, index: Tensor) -> Tensor:
-        """What is known of these rows; NaN where nothing is."""
+        """The last known losses of rows, [n]; NaN for those that were never forwarded.
+
+        Args:
+            index: their ids [n].
+        """
         assert self.loss is not None
         return self.loss.index_select(0, index)
 
     def moved(self) -> list[Tensor]:
-        """The losses and when they were seen, too."""
+        """What `by` changes, and the tables of losses."""
         return [*super().moved(), *(getattr(self, name) for name in self.saved)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What moves."""
+        """The tables of losses, and the state of `by`."""
         kept = {name: getattr(self, name).to("cpu", copy=True) for name in self.saved}
         return {**kept, **(super().state_dict() or {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with saved losses."""
+        """Continue from saved tables."""
         for name in self.saved:
             getattr(self, name).copy_(state[name])
         super().load_state_dict(state)
 
 
 class Shortlist(Reuse):
-    """Forward only the share of candidates whose scores are expected to be highest.
+    """Forward the share of the candidates whose scores are expected to be highest; choose among these.
 
-    Scores by the trainer's method of expected losses: of a row, that which it had when it was last forwarded,
-    and before that the mean of the last step, so that its irreducible loss decides. The others are not
-    chosen; what is expected of them still counts where the mean score of all candidates is asked for (an
-    automatic switch). So that nothing is left out for good, `again` of those that are forwarded are such as
-    were not for longest.
+    What is expected of a row is the score of its last loss. If it has no last loss yet, the mean loss of the
+    previous step stands in, so that its irreducible loss decides. The share `again` of the forwarded
+    candidates is not taken by score: it goes to the rows whose last loss is oldest, so that no row is left
+    out for good. For the methods 'rho' and 'loss'. Each trainer needs a `Shortlist` of its own.
+
+    Args:
+        share: of the candidates to forward, in (0, 1]; at least as many as are chosen.
+        again: of the forwarded candidates, the share that is taken by age, in (0, 1).
+        by: how they are forwarded, `Folded` or `LowerResolution`; None: by the model itself.
     """
 
     only_forwarded = True
@@ -168,17 +197,17 @@ class Shortlist(Reuse):
         if not 0 < again < 1:
             raise RholossError(
                 f"`again` of `Shortlist` must be in (0, 1), but is {again}; with 0.1 a tenth of what is "
-                "forwarded are those that were left out for longest."
+                "forwarded are the rows that were left out for longest."
             )
         self.again = again
 
     @property
     def options(self) -> dict[str, Any]:
-        """And how many of those that are forwarded are so for their age."""
+        """The arguments that it was made with."""
         return {**super().options, "again": self.again}
 
     def attach(self, step: DeviceStep) -> None:
-        """How many of those that are forwarded are forwarded for their scores."""
+        """Work out how many candidates are forwarded by score and how many by age."""
         super().attach(step)
         if step.live is not None:
             raise RholossError(
@@ -191,34 +220,37 @@ class Shortlist(Reuse):
                 f"`Shortlist`({self.share}, again={self.again}) takes {self.best} candidates by score, "
                 f"but {step.k} are chosen; pass a greater share, or a smaller `again`."
             )
-        # The loss of those forwarded last.
+        # The mean loss of the candidates that were forwarded in the previous step.
         self.mean = torch.zeros((), dtype=torch.float32, device=step.data.device)
         self._shortlist = functools.partial(step.wrap(shortlist), step.method)
 
     def forwarded(self, step: DeviceStep, index: Tensor) -> Tensor:
-        """Positions of those with the highest expected scores, then of the oldest among the others."""
+        """Positions of the candidates with the highest expected scores, then of the oldest others."""
         return self._shortlist(
             self.expected(index), self.seen, step.irreducible, index, self.best, self.num
         )
 
     def note(self, index: Tensor, loss: Tensor) -> None:
-        """And what to expect of rows that have not been forwarded yet."""
+        """Remember new losses, and their mean for rows that have none yet."""
         super().note(index, loss)
         self.mean.copy_(mean_of_finite(loss))
 
     def expected(self, index: Tensor) -> Tensor:
-        """The last losses; the mean where there is none."""
+        """The last known losses of rows, [n]; the mean loss for those that were never forwarded."""
         loss_B = super().expected(index)
         return torch.where(loss_B.isnan(), self.mean, loss_B)
 
 
 def in_order(position: Tensor) -> Tensor:
-    """These positions as the candidates came, at random: `Folded` takes the first few to stand for all."""
+    """The positions in rising order, which is random as to scores: the first few then stand for all.
+
+    `Folded` relies on that, since it reads statistics off the first few rows.
+    """
     return position.sort().values
 
 
 def note_losses(loss: Tensor, seen: Tensor, now: Tensor, index: Tensor, new: Tensor) -> None:
-    """Keep new losses of these rows, and when they were seen."""
+    """Write new losses of these rows to the tables, and that they were seen now."""
     loss.index_copy_(0, index, new.float())
     seen.index_copy_(0, index, now.expand(len(index)))
     now += 1
@@ -233,7 +265,7 @@ def shortlist(
     best: int,
     num: int,
 ) -> Tensor:
-    """Positions of `num` candidates: the `best` by expected score, then the oldest of the rest."""
+    """Positions of `num` candidates: the `best` with the highest expected scores, then the oldest others."""
     measured = {"loss": loss_B}
     if irreducible is not None:
         measured["irreducible_loss"] = irreducible.index_select(0, index)
@@ -244,15 +276,20 @@ def shortlist(
 
 
 class Gate(Partial):
-    """Forward only the share of candidates with the lowest irreducible loss; the rest is not chosen.
+    """Forward the share of the candidates with the lowest irreducible losses; choose among these.
 
-    What a holdout model finds hard is noise or out of reach, and seldom the most reducible.
+    A row that a holdout model finds hard is mostly noise or too hard to learn, and seldom has the highest
+    reducible loss. Needs a table of irreducible losses.
+
+    Args:
+        share: of the candidates to forward, in (0, 1]; at least as many as are chosen.
+        by: how they are forwarded, `Folded` or `LowerResolution`; None: by the model itself.
     """
 
     mean_of_all = False
 
     def attach(self, step: DeviceStep) -> None:
-        """Check that there is a table of irreducible losses, and something to forward."""
+        """Check that the method runs a model, and that there is a table of irreducible losses."""
         check_runs_model(self, step)
         if step.irreducible is None:
             raise RholossError(
@@ -265,7 +302,7 @@ class Gate(Partial):
     def measure(
         self, step: DeviceStep, model: nn.Module, candidates: Examples, generator: Generator
     ) -> Measured:
-        """Of those that pass; NaN for the others."""
+        """Measure the candidates that pass; NaN for the others."""
         assert step.irreducible is not None
         loss_B = step.irreducible.index_select(0, candidates.index)
         lowest = in_order(loss_B.sort(stable=True).indices[: self.num])

@@ -1,4 +1,4 @@
-"""Choices that were recorded once, for further seeds and sweeps that score nothing."""
+"""Choices that one run recorded, replayed by others without scoring: for further seeds and sweeps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rholoss.steplog import read_log
 class Recorded:
     """The ids that another run chose, step by step: `Trainer(..., scoring=Recorded("chosen.jsonl"))`.
 
-    The trainer takes them in the same steps and neither scores nor draws candidates, so that a step costs
-    what a uniform one does. Importance weights are not in a log and are not replayed.
+    The trainer trains on the same rows in the same steps. It scores nothing and draws no candidates, so a
+    step costs as much as a uniform one. Importance weights are not in a log, and so are not replayed.
 
     Args:
-        log: the path of a step log (of `Trainer` or `Selector`), or a list of ids for each step.
+        log: the path of a log that a `Trainer` or `Selector` wrote, or for each step a list of its ids; all
+            steps must have chosen the same number of rows.
     """
 
     def __init__(self, log: str | os.PathLike[str] | Sequence[Sequence[int]]) -> None:
@@ -37,13 +38,13 @@ class Recorded:
         sizes = sorted({len(ids) for ids in chosen})
         if len(sizes) != 1 or sizes[0] == 0:
             raise RholossError(
-                f"{where} must hold steps that all chose as many rows, but has {len(chosen)} steps with "
-                f"{sizes} rows. Record with `drop_last=True`, or by the engine."
+                f"{where} must hold steps that all chose the same number of rows, but has {len(chosen)} "
+                f"steps with {sizes} rows. Record with `drop_last=True`, or by the engine."
             )
         if isinstance(chosen[0][0], str):
             raise RholossError(
-                f"{where} holds ids that are no whole numbers ({chosen[0][0]!r} for instance), and rows on a "
-                "device have whole numbers as ids. Record with row numbers."
+                f"{where} holds ids that are not whole numbers ({chosen[0][0]!r} for instance), but in the "
+                "engine ids are whole numbers. Record with row numbers."
             )
         self.index = torch.as_tensor(chosen, device="cpu").long()  # [steps, k]
 
@@ -52,11 +53,16 @@ class Recorded:
 
     @property
     def k(self) -> int:
-        """Rows of a step."""
+        """The number of rows that each step chose."""
         return self.index.shape[1]
 
     def rows(self, ids: Tensor, total_steps: int) -> Tensor:
-        """The rows [steps, k] of a data set with these ids, for so many steps."""
+        """The recorded choices as row numbers [steps, k]; raises if they do not fit the data.
+
+        Args:
+            ids: the id of each row of the data.
+            total_steps: the length of the run, at most as many steps as were recorded.
+        """
         if total_steps > len(self):
             raise RholossError(
                 f"`total_steps`={total_steps}, but only {len(self)} steps were recorded; take fewer, or "
@@ -75,8 +81,8 @@ class Recorded:
         missing = ids[rows] != self.index
         if missing.any():
             raise RholossError(
-                f"{int(missing.sum())} recorded choices are of ids that the data has not, for instance "
-                f"{int(self.index[missing][0])}; replay them on the data they were recorded on."
+                f"{int(missing.sum())} recorded choices have ids that are not in the data, for instance "
+                f"{int(self.index[missing][0])}; replay them on the data that they were recorded on."
             )
         return rows
 
@@ -84,11 +90,11 @@ class Recorded:
 def check_scoring(
     scoring: Cheaper | Recorded | None, overlap: bool | str, others: Sequence[object]
 ) -> None:
-    """Raise where `scoring` does not go together with a trainer's other options (schedule, plan)."""
+    """Raise if `scoring` is no option, or cannot be combined with `overlap`, or a schedule or a plan."""
     if overlap and isinstance(scoring, Cheaper) and scoring.learns:
         raise RholossError(
-            f"`overlap`={overlap!r} cannot be had with `{type(scoring).__name__}`: it would learn from a "
-            "choice that is not trained on yet. Pass overlap=False."
+            f"`overlap`={overlap!r} cannot be combined with `{type(scoring).__name__}`: it would learn from "
+            "a choice that is not trained on yet. Pass overlap=False."
         )
     if isinstance(scoring, Recorded) and (overlap or others != [None, None]):
         raise RholossError(

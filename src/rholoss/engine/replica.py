@@ -12,18 +12,19 @@ from rholoss.engine.copies import Copies
 
 
 class Replica:
-    """A copy of a model for scoring. BatchNorm stays in float32.
+    """A copy of a model for scoring, in `dtype`; its BatchNorm layers stay in float32.
 
-    Its BatchNorm layers have momentum 1, so that after a forward pass their running statistics are
-    those of the candidates, and `move_statistics` can do to the model what scoring with the model
-    itself would have done (`batch_norm='train'`), unless it is made with `moves=False`.
+    These have momentum 1, so after a forward pass their running statistics are those of the candidates.
+    `move_statistics` then moves the model's own as scoring with the model itself would have done
+    (`batch_norm='train'`). With `moves=False` it does not.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, *, moves: bool = True) -> None:
         self.model = copy.deepcopy(model).to(dtype)
-        # By momentum: statistics of the model, and of the copy. Moved together, in few kernels.
+        # By momentum: statistics of the model, and of the copy. All of one momentum move in one kernel.
         self._moving: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        # Each once, also where it is in two places: its momentum is read before it is set.
+        # `modules()` gives each module once, also one in two places: its momentum must be read before it
+        # is set.
         for module, original in zip(self.model.modules(), model.modules(), strict=True):
             if isinstance(module, _BatchNorm) and isinstance(original, _BatchNorm):
                 module.float()
@@ -42,15 +43,15 @@ class Replica:
             self._statistics.add(buffer, own_buffer)
 
     def refresh_statistics(self) -> None:
-        """Take over the model's running statistics."""
+        """Copy the model's running statistics."""
         self._statistics.copy()
 
     def refresh_weights(self) -> None:
-        """Take over the model's weights."""
+        """Copy the model's weights."""
         self._weights.copy()
 
     def move_statistics(self) -> None:
-        """Let the candidates' statistics move the model's running ones."""
+        """Move the model's running statistics by those of the candidates."""
         with torch.no_grad():
             for momentum, (to, by) in self._moving.items():
                 torch._foreach_lerp_(to, by, momentum)

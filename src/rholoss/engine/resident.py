@@ -1,4 +1,4 @@
-"""Data that lives on the device: rows are gathered by number, augmented and normalised there."""
+"""Data that lies on the device, where rows are gathered by number, augmented and normalised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from rholoss.losses import IGNORED, TASKS, no_label_counts
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Random crop after padding by `pad` with zeros, and random horizontal flip."""
+    """Augmentation for images: a random crop of the padded image, and a random horizontal flip.
+
+    Args:
+        pad: pixels of zeros on each side of the image before the crop, which has the image's own size; 0 for
+            no crop. 4 is usual for images of 32 x 32.
+        flip: mirror each image with probability 1/2.
+    """
 
     pad: int = 4
     flip: bool = True
@@ -27,32 +33,36 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows of the data as a step uses them: ids [n], inputs [n, ...], targets [n]."""
+    """Rows of the data as a step uses them: their ids [n], inputs [n, ...] and targets [n]."""
 
     index: Tensor
     x: Tensor
     y: Tensor
 
     def take(self, b: Tensor) -> Examples:
-        """Those at these positions."""
+        """The rows at these positions."""
         return Examples(self.index[b], self.x[b], self.y[b])
 
     def whole(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets for a model in float32; numbers of tokens stay what they are."""
+        """Inputs and targets for a model in float32; inputs of whole numbers (tokens) stay as they are."""
         return self.x.float() if self.x.is_floating_point() else self.x, self.y
 
 
 class Resident:
-    """Inputs and targets on one device.
+    """A data set whose inputs and targets lie on one device.
+
+    Raises before it takes memory that the device does not have; `memory_needed` tells how much it takes.
 
     Args:
-        inputs: [N, ...]; images as [N, C, H, W]: uint8 in 0..255, or floats in 0..1.
-        targets: [N].
-        ids: of the rows, whole numbers; by default 0, 1, 2, ...
-        mean, std: of pixels in 0..1, a number or one for each channel; None leaves the inputs as they are.
-        augment: a `CropFlip`, for images.
-        device: by default a GPU if there is one.
-        dtype: of the inputs that come out; float32 by default (tokens: torch.long).
+        inputs: array or tensor [N, ...]. Images are [N, C, H, W], uint8 in 0..255 or floats in 0..1.
+        targets: array or tensor [N], or [N, ...] for tasks with many labels in a row. Classes are whole
+            numbers from 0 on.
+        ids: the id of each row, whole numbers from 0 on; by default the row numbers 0, 1, 2, ...
+        mean, std: normalise inputs to (input - mean) / std, of pixels in 0..1: a number each, or one for
+            each channel. None leaves the inputs as they are.
+        augment: a `CropFlip`, for images in training; None for no augmentation.
+        device: where the data lies; by default a GPU if there is one.
+        dtype: of the inputs that the model gets; float32 by default. Token ids need torch.long.
     """
 
     def __init__(
@@ -68,7 +78,7 @@ class Resident:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device = whole_name(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if not isinstance(inputs, Tensor):  # on the host, until it is known that they fit
+        if not isinstance(inputs, Tensor):  # on the host until the check that the device has room
             inputs = torch.as_tensor(inputs, device="cpu")
         targets = as_targets(targets)
         ids = checked_ids(ids, len(inputs), len(targets))
@@ -82,12 +92,12 @@ class Resident:
         self.bytes = memory_needed(inputs, targets, augment)
         _check_memory(self.bytes, self.device)
         self.size = tuple(inputs.shape[2:])
-        if self.images:  # channels last, padded once, so that a crop is a plain gather
+        if self.images:  # channels last and padded once, so that a crop is a plain gather
             pad = augment.pad if augment else 0
             inputs = torch.nn.functional.pad(inputs, (pad, pad, pad, pad)).permute(0, 2, 3, 1)
         self.inputs = inputs.contiguous().to(self.device)
         self.targets, self.ids = targets.to(self.device), ids.to(self.device)
-        channels = self.inputs.shape[-1]  # last, here
+        channels = self.inputs.shape[-1]
         self.scale, self.shift = self._affine(mean, std, channels, inputs.dtype.is_floating_point)
         self.whole = torch.arange(max(self.size or (0,)), device=self.device)
 
@@ -104,9 +114,9 @@ class Resident:
         if mean is None or std is None or not {len(mean), len(std)} <= {1, channels}:
             raise RholossError(
                 f"`mean` and `std` must have one value, or one for each of {channels} channels, but are "
-                f"{mean} and {std}; pass both, or neither for inputs that are as they should be."
+                f"{mean} and {std}; pass both, or neither for inputs that are normalised already."
             )
-        one = 1 if floats else 255  # what stands for a pixel of 1
+        one = 1 if floats else 255  # the value of a pixel of full brightness
         scale = 1 / (one * torch.tensor(std, device=self.device))
         return scale, -torch.tensor(mean, device=self.device) * one * scale
 
@@ -114,27 +124,45 @@ class Resident:
         return len(self.targets)
 
     def take(self, rows: Tensor) -> Resident:
-        """A data set of these rows alone, with their ids."""
+        """A new data set of these rows only, which keep their ids; the data is copied.
+
+        Args:
+            rows: row numbers, a tensor on the device.
+        """
         taken = copy.copy(self)
         taken.inputs, taken.targets = self.inputs[rows], self.targets[rows]
         taken.ids = self.ids[rows]
         return taken
 
     def with_targets(self, targets: Any) -> Resident:
-        """The same inputs with other targets; the inputs are shared."""
+        """A data set with the same inputs and ids and other targets; the inputs are shared.
+
+        Args:
+            targets: one for each row, as in the constructor.
+        """
         other = copy.copy(self)
         other.targets = as_many(self.targets, targets)
         return other
 
     def draw(self, num: int, generator: Generator) -> Tensor | None:
-        """Random numbers for augmenting `num` rows; None if nothing is augmented."""
+        """Draw the random numbers that `batch` needs to augment `num` rows; None without `augment`.
+
+        Args:
+            num: the number of rows.
+            generator: where the numbers come from.
+        """
         if self.augment is None:
             return None
         drawn = torch.rand(3, num, generator=generator, device=generator.device)
         return drawn.to(self.device, non_blocking=True)
 
     def batch(self, rows: Tensor, drawn: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these rows, augmented by what was drawn for them."""
+        """The inputs and targets of these rows, normalised, and augmented if random numbers are given.
+
+        Args:
+            rows: row numbers, a tensor on the device.
+            drawn: what `draw` returned for them; None for no augmentation.
+        """
         x = self._crop(rows, drawn) if self.images else self.inputs.index_select(0, rows)
         if self.scale is not None and self.shift is not None:
             x = x * self.scale + self.shift
@@ -157,7 +185,7 @@ class Resident:
 
 
 def checked_ids(ids: Any, num: int, num_targets: int) -> Tensor:
-    """Ids of `num` rows, by default 0, 1, 2, ...; raises unless there can be tables by them."""
+    """The ids of `num` rows, by default 0, 1, 2, ...; raises if they are no good as places in a table."""
     found = np.arange(num) if ids is None else as_ids(ids)
     if not num == num_targets == len(found) or num == 0:
         raise RholossError(
@@ -174,7 +202,7 @@ def checked_ids(ids: Any, num: int, num_targets: int) -> Tensor:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Targets as a tensor; classes as int64, which losses ask for. Bytes stay if a row has many labels."""
+    """Targets as a tensor. Classes become int64, as losses need; bytes with many labels in a row stay."""
     targets = torch.as_tensor(targets)
     if targets.is_floating_point() or targets.dtype == torch.bool:
         return targets
@@ -182,10 +210,11 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def check_classes(targets: Tensor, loss: str) -> None:
-    """Raise where a label is no class: torch gives a row labelled -100 the loss 0, and stops at others.
+    """Raise if a row has a negative label, or no label that counts.
 
-    Tokens may be labelled so, but not all of a row: with nothing asked of it, it would win as soon as
-    others are learnt.
+    For torch a row labelled -100 has the loss 0, and any other negative label is an error. In a row of
+    tokens some may be labelled -100, but not all: its loss would be 0, and once other rows are learnt its
+    score would be the highest.
     """
     if loss == "classification" and not targets.is_floating_point():
         rows = (targets < 0).flatten().nonzero()
@@ -199,13 +228,12 @@ def check_classes(targets: Tensor, loss: str) -> None:
         rows = empty.nonzero()
         raise RholossError(
             f"No label of {len(rows)} rows counts (all are {IGNORED}), the first of which is row "
-            f"{int(rows[0])}, so that there is nothing to learn from them. Leave them out "
-            "(`data.take(rows)`)."
+            f"{int(rows[0])}: there is nothing to learn from them. Leave them out (`data.take(rows)`)."
         )
 
 
 def as_many(before: Tensor, targets: Any) -> Tensor:
-    """Other targets in their place."""
+    """New targets in place of those `before`: as many, on the same device."""
     targets = as_targets(targets)
     if len(targets) != len(before):
         raise RholossError(
@@ -215,7 +243,7 @@ def as_many(before: Tensor, targets: Any) -> Tensor:
 
 
 def whole_name(device: str | torch.device) -> torch.device:
-    """'cuda' with its number, so that it equals the device of a tensor that lies there."""
+    """The device; 'cuda' gets its number, so that it compares equal to the device of a tensor on it."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -223,7 +251,7 @@ def whole_name(device: str | torch.device) -> torch.device:
 
 
 def memory_needed(inputs: Any, targets: Any, augment: CropFlip | None = None) -> int:
-    """Bytes that a `Resident` of the same arguments takes on the device."""
+    """The bytes that a `Resident` with these arguments would take on the device."""
     if not isinstance(inputs, Tensor):
         inputs = torch.as_tensor(inputs, device="cpu")
     per_row = inputs[0].numel() if len(inputs) else 0
@@ -231,10 +259,9 @@ def memory_needed(inputs: Any, targets: Any, augment: CropFlip | None = None) ->
         channels, height, width = inputs.shape[1:]
         per_row = channels * (height + 2 * augment.pad) * (width + 2 * augment.pad)
     target = as_targets(targets[:1])
-    of_row = (
-        per_row * inputs.element_size() + target.numel() * target.element_size() + 8
-    )  # and an id
-    return len(inputs) * of_row
+    of_id = 8
+    of_target = target.numel() * target.element_size()
+    return len(inputs) * (per_row * inputs.element_size() + of_target + of_id)
 
 
 def _check_memory(needed: int, device: torch.device) -> None:
@@ -242,7 +269,7 @@ def _check_memory(needed: int, device: torch.device) -> None:
         return
     free, total = torch.cuda.mem_get_info(device)
     if needed > 0.8 * free:
-        torch.cuda.empty_cache()  # torch keeps the memory of tensors that are gone: it can be had
+        torch.cuda.empty_cache()  # torch keeps the memory of deleted tensors, which is free for us
         free, total = torch.cuda.mem_get_info(device)
     if needed > 0.8 * free:
         raise RholossError(

@@ -1,4 +1,4 @@
-"""Which rows a pass over the data trains on, and in which order; decided by the host once a pass."""
+"""Which rows a pass over the data trains on, and in which order: decided on the host once per pass."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from rholoss import core
 from rholoss.core import Method
+from rholoss.engine.optimizers import for_graphs
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Resident
 from rholoss.engine.streamed import Streamed
@@ -25,7 +26,10 @@ from rholoss.sources import Source, Table, TableSource, raise_unmeasured
 def irreducible_table(
     method: Method, source: Source | None, ids: Tensor, drop: float
 ) -> Tensor | None:
-    """Irreducible losses by id on the device, checked for every row once and for all."""
+    """A table by id of the irreducible losses, on the device; None if nothing reads one.
+
+    Every row of the data is checked here, so that no step has to. `drop` is that of the schedule.
+    """
     if "irreducible_loss" not in method.needs and not drop:
         return None
     if not isinstance(source, TableSource):
@@ -40,7 +44,7 @@ def irreducible_table(
 
 
 def by_id(table: Table, ids: Tensor) -> Tensor:
-    """The losses of these ids as a tensor by id, where the ids are; NaN between them."""
+    """The losses of these ids as a tensor indexed by id, on their device; NaN for ids in between."""
     loss_N = table.lookup(ids.cpu())
     raise_unmeasured(ids.cpu(), loss_N)
     whole = torch.full((int(ids.max()) + 1,), torch.nan, dtype=torch.float32, device="cpu")
@@ -48,12 +52,39 @@ def by_id(table: Table, ids: Tensor) -> Tensor:
     return whole.to(ids.device)
 
 
+def live_source(
+    source: Source | None, overlap: bool | str, target: nn.Module, device: torch.device
+) -> LiveIrreducible | None:
+    """The source if it is a live model, prepared for capture; None if it is not."""
+    if not isinstance(source, LiveIrreducible):
+        return None
+    if overlap:
+        raise RholossError(
+            f"`overlap`={overlap!r} cannot be combined with a `LiveIrreducible`: its model would learn from "
+            "a choice that is not trained on yet. Pass overlap=False."
+        )
+    source.check_target(target)
+    for_graphs(source.optimizer, device)
+    return source
+
+
+def memory_of(ids: Tensor) -> Memory:
+    """Room for what a plan remembers of the rows with these ids, on their device."""
+    again = len(ids) - len(ids.unique())
+    if again:
+        raise RholossError(
+            f"{again} rows of the data have the id of another row, so that what a `plan` remembers of them "
+            "would be mixed; give each row an id of its own."
+        )
+    return Memory(int(ids.max()) + 1, ids.device)
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Work of a millisecond on the host, while the device waits for it.
+    """Run work of about a millisecond on one thread of the host.
 
-    Shared out among threads it takes longer: on a busy host, or where a container has fewer cores than
-    torch has threads, the work is over when the last of them has had its turn.
+    Split among threads it would take longer: on a busy host, or in a container with fewer cores than torch
+    has threads, it ends only when the slowest thread has had its turn, and the device waits for it.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -64,10 +95,20 @@ def one_thread() -> Iterator[None]:
 
 
 class Rows:
-    """Deals the rows of each pass.
+    """Decides which rows each pass has, and shuffles them.
 
-    A pass that scores takes all rows as candidates. One that does not takes what the plan says, or, once
-    the schedule has stopped, the rows without the share `drop` of highest irreducible loss, or all.
+    In a pass that scores all rows are candidates. In one that does not, the plan decides. Without a plan a
+    pass has all rows; once the schedule has stopped, all but the share `drop` with the highest irreducible
+    losses.
+
+    Args:
+        data: the training set.
+        seed: of the order; each pass has a generator of its own, made from the seed and its number.
+        irreducible: the irreducible losses, a table by id, if there is one.
+        drop: the share of the schedule.
+        plan: the trainer's, if it has one.
+        memory: what the plan remembers of the rows; given if there is a plan.
+        recorded: rows [steps, k] to replay instead, if choices were recorded.
     """
 
     def __init__(
@@ -82,19 +123,19 @@ class Rows:
         recorded: Tensor | None,
     ) -> None:
         self.data, self.seed, self.plan, self.memory = data, seed, plan, memory
-        self.recorded = recorded  # rows of each step, if choices are replayed
-        self.passes = 0
-        self.num = len(data)  # rows of the pass that was dealt last
+        self.recorded = recorded
+        self.passes = 0  # that were begun
+        self.num = len(data)  # rows of the present pass
         self._all = torch.arange(len(data), device="cpu")
         self.drop = drop
         self.use(irreducible)
 
     def use(self, irreducible: Tensor | None) -> None:
-        """Leave out and plan by these irreducible losses, a table by id."""
+        """Use these irreducible losses, a table by id, for `drop` and for the plan."""
         loss_N = None if irreducible is None else irreducible.index_select(0, self.data.ids).cpu()
         self._irreducible, self._kept = loss_N, self._all
         if self.drop and loss_N is not None:
-            # numpy's: torch's takes 2 ** 24 rows at most
+            # torch.quantile takes at most 2 ** 24 values
             highest = float(np.quantile(loss_N.numpy(), 1 - self.drop))
             self._kept = self._all[loss_N <= highest]
 
@@ -102,7 +143,7 @@ class Rows:
         self, order: Order, *, step: int, progress: float, scores: bool, stopped: bool,
         weight: Tensor | None,
     ) -> None:  # fmt: skip
-        """Start a pass; `weight`, by id, is set to what the plan says."""
+        """Start a pass: shuffle its rows into `order`, and set `weight`, by id, to the plan's weights."""
         if self.recorded is not None:
             order.deal(self.recorded[step : step + order.capacity].flatten())
             return
@@ -128,12 +169,12 @@ class Rows:
         return epoch.rows.cpu()
 
     def state_dict(self) -> dict[str, Any]:
-        """How many passes were dealt, and what is remembered."""
+        """The number of passes begun, and what is remembered."""
         memory = None if self.memory is None else self.memory.state_dict()
         return {"passes": self.passes, "num": self.num, "memory": memory}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.passes, self.num = state["passes"], state["num"]
         if self.memory is not None:
             self.memory.load_state_dict(state["memory"])

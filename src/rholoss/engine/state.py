@@ -1,4 +1,4 @@
-"""What a trainer saves, and how it goes on from there."""
+"""What a trainer saves, and how another one continues from it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rholoss.engine.trainer import Trainer
 
 STATE_VERSION = 3
-OF_A_DEVICE = ("capturable", "fused", "foreach")  # how an optimizer runs, not what it does
+OF_A_DEVICE = ("capturable", "fused", "foreach")  # settings for how an optimizer runs on a device
 
 
 def saved(trainer: Trainer) -> dict[str, Any]:
-    """Everything that a resumed run needs. Torch's own random state too: dropout draws from it.
+    """Everything that a resumed run needs, also torch's global random state, from which dropout draws.
 
-    All of it is copied, so that a state stays what it was while the run goes on.
+    All of it is a copy, so that the state does not change while the run goes on.
     """
     body, overlapped, source = trainer.body, trainer.overlapped, trainer.source
     live = {
@@ -58,9 +58,10 @@ def saved(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Take a trainer to where the state was saved; the step is captured anew.
+    """Make a trainer continue from a saved state; its step is then captured again.
 
-    Nothing is changed before all is checked, and what is taken over is a copy: the run goes on in place.
+    Everything is checked before anything is changed. What is loaded is a copy, because the run changes its
+    tensors in place.
     """
     _check(trainer, state)
     state = copy.deepcopy(state)
@@ -69,10 +70,10 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     body, device = trainer.body, trainer.data.device
     if state["scoring"] is not None:
         body.scoring.load_state_dict(state["scoring"])
-    if len(state["rates"]) == len(body.lr_T):  # else the run is to be longer than it was
+    if len(state["rates"]) == len(body.lr_T):  # else this run has its own rates
         trainer.total_steps = state["total_steps"]
         body.lr_T.copy_(state["rates"])
-    # Its own, with the stop of the run that is gone on with: it may have come early.
+    # The trainer's own schedule, but with the stop of the saved run, where `catch_up` may have set it.
     trainer.schedule = dataclasses.replace(trainer.schedule, stop=state["stop"])
     trainer.seed = trainer.rows.seed = state["seed"]
     trainer.rows.load_state_dict(state["rows"])
@@ -101,7 +102,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _made(trainer: Trainer) -> dict[str, Any]:
-    """What a trainer must have in common with the one whose state it takes over."""
+    """What a trainer must have in common with the one that saved the state, by names for messages."""
     losses = None if trainer.body.live is None else "a live model's"
     if trainer.body.irreducible is not None and trainer.source is not None:
         losses = trainer.source.digest()
@@ -113,7 +114,7 @@ def _made(trainer: Trainer) -> dict[str, Any]:
         "candidates": trainer.candidates,
         "chosen rows": trainer.k,
         "plan": trainer.rows.plan is not None,
-        "highest id": int(trainer.data.ids.max()),  # of the tables by id
+        "highest id": int(trainer.data.ids.max()),  # gives the size of tables by id
         "rule of the plan": named(trainer.rows.plan),
         "scoring": f"{type(scoring).__name__}({told})",
         "overlap": "ahead" if trainer.body.ahead else trainer.overlapped is not None,
@@ -137,7 +138,7 @@ def _made(trainer: Trainer) -> dict[str, Any]:
 
 
 def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Raise before anything is changed."""
+    """Raise if a saved state does not fit the trainer."""
     if state.get("version") != STATE_VERSION:
         raise RholossError(
             f"The saved state has version {state.get('version')!r}, but this trainer reads "
@@ -157,7 +158,7 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
         )
     own = _made(trainer)
     for name, value in state["made"].items():
-        if name in own and value != own[name]:  # not all have irreducible losses
+        if name in own and value != own[name]:  # only some runs have irreducible losses
             raise RholossError(
                 f"The saved state has {name} {value!r}, but this trainer has {own[name]!r}; make the "
                 "trainer as it was when the state was saved."
@@ -167,9 +168,9 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
     planned = state.get("planned_stop", trainer.planned_stop)
     if planned != trainer.planned_stop:
         warnings.warn(
-            f"The saved run was to score up to step {planned}, this trainer up to step "
-            f"{trainer.planned_stop}; it stops at step {state['stop']}, as that run. Pass `schedule` as "
-            "it was.",
+            f"The schedule of the saved run scores up to step {planned}, that of this trainer up to step "
+            f"{trainer.planned_stop}. That of the saved run, step {state['stop']}, is kept. Pass `schedule` "
+            "as it was.",
             stacklevel=4,
         )
 
@@ -177,7 +178,7 @@ def _check(trainer: Trainer, state: Mapping[str, Any]) -> None:
 def _learners(
     trainer: Trainer, state: Mapping[str, Any] | None
 ) -> list[tuple[str, nn.Module, torch.optim.Optimizer, Any]]:
-    """Each model that learns: its name, itself, its optimizer, and the part of the state with both."""
+    """For each model that learns: a name, the model, its optimizer, and the part of the state for both."""
     found: list[tuple[str, nn.Module, torch.optim.Optimizer, Any]] = []
     found.append(("model", trainer.model, trainer.optimizer, state))
     scoring, source, part = trainer.body.scoring, trainer.source, state or {}
@@ -191,7 +192,7 @@ def _learners(
 def _check_learner(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    """Raise unless the saved weights fit the model, and the optimizer had as many to train."""
+    """Raise unless the saved weights fit the model, and the saved optimizer has groups of the same sizes."""
     own, saved = (_shapes(weights) for weights in (model.state_dict(), state["model"]))
     for weight in [*own, *saved]:
         if own.get(weight) != saved.get(weight):
@@ -210,7 +211,7 @@ def _check_learner(
 
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
-    """What each entry of a model's state is, in words."""
+    """The shape of each entry of a model's state, in words."""
     return {
         name: f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else "no tensor"
         for name, value in weights.items()
@@ -218,20 +219,20 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_as_here(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Have a saved optimizer run as this one does: how it ran goes by the device that it was on."""
+    """Give a saved optimizer's state this optimizer's settings for its device in place of the saved."""
     for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         group.update({name: own[name] for name in OF_A_DEVICE if name in own})
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
-    """Torch's own random states: the host's, and that of the device."""
+    """Torch's global random states: the host's, and on a GPU also the device's."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def _set_random(trainer: Trainer, state: Mapping[str, Any]) -> None:
     generator, device = trainer.device_generator, trainer.data.device
-    if len(state["generator"]) == len(generator.get_state()):  # else from another kind of device
+    if len(state["generator"]) == len(generator.get_state()):  # else from another device
         generator.set_state(state["generator"].cpu())
     host, *others = state["random"]
     torch.set_rng_state(host.cpu())

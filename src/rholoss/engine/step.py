@@ -1,6 +1,6 @@
-"""One step on the device: candidates, scores, choice, gradient. No host in between.
+"""One step on the device: candidates, scores, choice, gradient, with nothing read on the host in between.
 
-Everything a step reads and writes is a tensor that stays in place, so that the step can be captured.
+Everything that a step reads and writes is a tensor that stays in place, so that the step can be captured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from rholoss import core, picks
 from rholoss.core import Method, Selection, Stats
 from rholoss.engine.ahead import Ahead
 from rholoss.engine.cheaper import Cheaper
+from rholoss.engine.counters import Counters
 from rholoss.engine.order import Order
 from rholoss.engine.resident import Examples, Resident
 from rholoss.engine.streamed import Streamed, Window
@@ -29,76 +29,18 @@ from rholoss.memory import Memory
 from rholoss.modes import kept_random_state, own_autocast, scoring_mode
 from rholoss.scoring import Scorer
 
-
-@dataclass
-class Counters:
-    """What a step leaves behind for the host to read at the next flush. All on the device.
-
-    `window` steps of chosen ids, their scores and the loss; candidates passed over because their score
-    was not finite; steps with too few finite scores; steps whose loss was not finite.
-    """
-
-    index: Tensor  # [window, k]
-    score: Tensor  # [window, k]
-    loss: Tensor  # [window]
-    reducible: Tensor  # [window], mean reducible loss of the candidates
-    row: Tensor  # [1], next row of the window
-    not_finite: Tensor
-    short: Tensor
-    broken: Tensor
-
-    @classmethod
-    def empty(cls, window: int, k: int, device: torch.device) -> Counters:
-        """All zero."""
-        return cls(
-            torch.zeros(window, k, dtype=torch.long, device=device),
-            torch.zeros(window, k, dtype=torch.float32, device=device),
-            torch.zeros(window, dtype=torch.float32, device=device),
-            torch.zeros(window, dtype=torch.float32, device=device),
-            torch.zeros(1, dtype=torch.long, device=device),
-            *(torch.zeros((), dtype=torch.long, device=device) for _ in range(3)),
-        )
-
-    def clear(self) -> None:
-        """As if nothing had happened yet."""
-        for count in (self.row, self.not_finite, self.short, self.broken):
-            count.zero_()  # in place: a graph may hold it
-
-    def record(
-        self, index: Tensor, score: Tensor | None, loss: Tensor, mean: Tensor | None = None
-    ) -> None:
-        """Note one step: what was chosen, by which scores, what all candidates have in the mean, the loss."""
-        self.index.index_copy_(0, self.row, index[None])
-        if score is not None:
-            self.score.index_copy_(0, self.row, score[None].float())
-        if mean is not None:
-            self.reducible.index_copy_(0, self.row, mean[None].float())
-        self.loss.index_copy_(0, self.row, loss[None])
-        self.broken += ~loss.isfinite()
-        self.row += 1
-
-    def guard(self, score_B: Tensor, enough: int, forwarded: Tensor | None = None) -> None:
-        """Count scores that cannot be used; only those that were forwarded should have one.
-
-        It may run beside `record` (overlapped scoring), so it leaves `row` alone.
-        """
-        looked_at = score_B if forwarded is None else score_B.index_select(0, forwarded)
-        self.not_finite += (looked_at == -torch.inf).sum()
-        self.short += score_B.isfinite().sum() < enough
-
-
-# The parts that are compiled: functions of their arguments alone, so that all trainers of a process
-# share one compilation.
+# The parts that are compiled. They depend on their arguments only, so that all trainers of a process share
+# one compilation.
 
 
 @functools.cache
 def compiled(part: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The part, compiled for fixed shapes."""
+    """The part, compiled for fixed shapes, with these options of inductor."""
     return torch.compile(part, dynamic=False, options=options or None)
 
 
 def gather(data: Resident | Window, rows: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of these rows."""
+    """The inputs and targets of these rows."""
     return data.batch(rows, drawn)
 
 
@@ -110,7 +52,7 @@ def train_loss(
     weight: Tensor | None,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of a step, with a graph of gradients, and that of each row."""
+    """The loss of a step, which `backward` can be called on, and the loss of each row, detached."""
     with own_autocast(x.device, dtype):
         loss_k = task(model, (x, y))
     loss = loss_k.mean() if weight is None else (loss_k * weight).mean()
@@ -126,13 +68,13 @@ def score_candidates(
     draws: int,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """Quantities of each row, as the model is now."""
+    """The quantities `needs` of each row, in whatever mode the model is."""
     with own_autocast(x.device, dtype):
         return scorer.forward(model, (x, y), len(y), needs, draws)
 
 
 def unpicked(score_B: Tensor, k: int, generator: Any) -> Selection:
-    """The pick of a method whose scores alone are asked for: a pick may draw, which is not compiled."""
+    """Stands for the pick of a method in compiled code: real picks may draw, which is not compiled."""
     return Selection(score_B)
 
 
@@ -146,11 +88,21 @@ def rank(
     irreducible: Tensor | None,
     forwarded: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the candidates by a method without a pick, and the mean of their reducible losses, or of
-    their scores if it does not read both losses.
+    """Score the candidates, and count scores that are not finite.
 
-    Scores that cannot be used are counted, and whether `enough` others are left. With `only_forwarded` the
-    others are in the mean alone.
+    Args:
+        scores: the method, with `unpicked` as its pick.
+        enough: how many finite scores there must be.
+        only_forwarded: give only candidates at the positions `forwarded` a score that can be chosen.
+        counters: where to count.
+        index: ids [B] of the candidates.
+        measured: their quantities [B] by name.
+        irreducible: a table of irreducible losses by id, if there is one.
+        forwarded: positions of the candidates that were forwarded, None for all.
+
+    Returns:
+        The scores [B], and the mean reducible loss of all candidates; of a method that does not read both
+        losses, the mean score.
     """
     if irreducible is not None:
         measured = {**measured, "irreducible_loss": irreducible.index_select(0, index)}
@@ -165,20 +117,20 @@ def rank(
 
 
 def chosen_rows(candidates: Examples, b: Tensor, score_B: Tensor) -> tuple[Tensor, ...]:
-    """Index, x, y and score of the chosen candidates."""
+    """Index, x, y and score of the candidates at the positions `b`."""
     return candidates.index[b], candidates.x[b], candidates.y[b], score_B[b]
 
 
 def gather_next(
     order: Order, ids: Tensor, data: Resident | Window, drawn: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Ids, inputs and targets of the next rows of an order."""
+    """The ids, inputs and targets of the next batch of an order."""
     rows = order.next()
     return ids.index_select(0, rows), *data.batch(rows, drawn)
 
 
 def set_rate(lr: Tensor, lr_T: Tensor, number: Tensor) -> None:
-    """The rate of this step, and on to the next."""
+    """Set `lr` to the rate of step `number`, and count `number` up."""
     lr.copy_(lr_T.index_select(0, number)[0])
     number += 1
 
@@ -186,7 +138,7 @@ def set_rate(lr: Tensor, lr_T: Tensor, number: Tensor) -> None:
 def note(
     counters: Counters, rate: tuple[Tensor, Tensor, Tensor] | None, *what: Tensor | None
 ) -> None:
-    """Note one step (`Counters.record`), and set its rate if that is done on the device."""
+    """Note one step (`Counters.record`), and set its rate if it is set on the device (`rate`)."""
     counters.record(*what)  # type: ignore[arg-type]
     if rate is not None:
         set_rate(*rate)
@@ -194,7 +146,7 @@ def note(
 
 @contextlib.contextmanager
 def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Put what is inside on another stream, after what was put on this one; None: on this one."""
+    """A block whose work goes to another stream, after the work queued so far; None: to the same one."""
     if stream is None:
         yield
         return
@@ -204,7 +156,30 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 class DeviceStep:
-    """The bodies of the steps, over a model, its optimizer, resident data and a method."""
+    """What a step does on the device: `select`, a step that scores, and `uniform`, one that does not.
+
+    Options of cheaper scoring get it, and may read its attributes.
+
+    Args:
+        model: trained, on the device of the data.
+        optimizer: of its parameters.
+        data: the training set.
+        method: what to score by.
+        scorer: how to score: the task, the mode of BatchNorm, precision, draws.
+        candidates: n_B, the rows of a candidate batch.
+        k: n_b, how many of them to choose.
+        generator: a function that returns the generator of the present step.
+        irreducible: irreducible losses by id, if the method or the schedule reads a table.
+        live: the `LiveIrreducible`, if they come from one.
+        compile: compile the parts above.
+        lr: the learning rate, a tensor that the optimizer reads.
+        lr_T: the learning rate of each step.
+        counters: where each step is noted.
+        memory: where losses are remembered for a plan, if there is one.
+        scoring: a cheaper way to score; by default exact.
+        tuning: how the step is laid out.
+        ahead: the model with extrapolated weights, for overlap='ahead'.
+    """
 
     def __init__(
         self,
@@ -233,13 +208,13 @@ class DeviceStep:
         self.scorer, self.task, self.k, self.generator = scorer, scorer.loss, k, generator
         self.irreducible, self.live, self.memory = irreducible, live, memory
         self.ahead = ahead
-        self.copied = model if ahead is None else ahead.model  # by copies that score
-        # by id: how much a row counts when rows are trained on as they come
+        self.copied = model if ahead is None else ahead.model  # what copies that score are made of
+        # The plan's weight of each row, by id, for steps that do not score.
         self.row_weight = (
             None if memory is None else torch.ones_like(memory.seen, dtype=torch.float32)
         )
         self.dtype, self.lr, self.lr_T, self.counters = scorer.dtype, lr, lr_T, counters
-        self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the step
+        self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the present step
         self.order = Order(len(data), candidates, data.device)
         self.uniform_order = Order(len(data), k, data.device)
         self.window = data.window(candidates) if isinstance(data, Streamed) else None
@@ -249,30 +224,36 @@ class DeviceStep:
         self.runs_model = bool(self.needs)
         self.tuning = tuning or Tuning()
         self.wrap: Callable[..., Any] = compiled if compile else lambda part, **options: part
+        self.scoring = scoring or Cheaper()
+        self._wrap_parts()
+        own = self.tuning.books_beside and data.device.type == "cuda"
+        self._books = torch.cuda.Stream(data.device, priority=-1) if own else None
+        # Entered around what a step does to choose: the ledger's clock on the CPU. A graph has no clock.
+        self.timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.scoring.attach(self)
+
+    def _wrap_parts(self) -> None:
+        """Compile the parts of the step, if asked for, and bind what stays the same."""
+        method = self.method
         self._gather = self.wrap(gather)
         self._loss = self.wrap(train_loss, **self.tuning.training)
         self._scores = self.wrap(score_candidates, **self.tuning.scoring)
-        self._known = nn.Identity()  # the model of an output that is known
-        # Book-keeping is many small kernels; compiled, it is few.
+        self._known = nn.Identity()  # stands for the model if its output is known already
+        # Notes are many small kernels; compiled, they are few.
         self._remember = self.wrap(Memory.record)
         self._next = self.wrap(gather_next)
-        rate = (lr, lr_T, self.number) if data.device.type == "cuda" else None
-        self._note = functools.partial(self.wrap(note), counters, rate)
+        on_gpu = self.data.device.type == "cuda"
+        rate = (self.lr, self.lr_T, self.number) if on_gpu else None
+        self._note = functools.partial(self.wrap(note), self.counters, rate)
         scores = dataclasses.replace(method, pick=unpicked)
-        enough = 1 if getattr(method.pick, "replacement", False) else k
-        self.scoring = scoring or Cheaper()
+        enough = 1 if getattr(method.pick, "replacement", False) else self.k
         only = self.scoring.only_forwarded
-        self._rank = functools.partial(self.wrap(rank), scores, enough, only, counters)
+        self._rank = functools.partial(self.wrap(rank), scores, enough, only, self.counters)
         self._chosen = self.wrap(chosen_rows)
-        sorts = self.tuning.compiled_sort and method.pick is picks.top_k  # others draw
+        sorts = self.tuning.compiled_sort and method.pick is picks.top_k  # other picks may draw
         self._pick = self.wrap(method.pick) if sorts else method.pick
-        own = self.tuning.books_beside and data.device.type == "cuda"
-        self._books = torch.cuda.Stream(data.device, priority=-1) if own else None
-        if ahead is not None:
-            ahead.go_on = self.wrap(ahead.go_on)
-        # Around what a step does to choose. The host's clock; a captured step has none.
-        self.timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        self.scoring.attach(self)
+        if self.ahead is not None:
+            self.ahead.go_on = self.wrap(self.ahead.go_on)
 
     def measure(
         self,
@@ -282,35 +263,46 @@ class DeviceStep:
         generator: Generator,
         batch_norm: str | None = None,
     ) -> dict[str, Tensor]:
-        """Quantities of the candidates, without a graph of gradients."""
+        """Run a model on inputs and return the quantities that the method reads, [B] each by name.
+
+        Args:
+            model: which model to run.
+            x: inputs [B, ...].
+            y: targets [B].
+            generator: the seed of dropout draws comes from it, if the method needs draws.
+            batch_norm: 'train', 'batch' or 'eval'; by default the scorer's.
+        """
         if not self.runs_model:
             return {}
         dropout = self.scorer.dropout or self.draws > 1
         mode = scoring_mode(model, batch_norm=batch_norm or self.scorer.batch_norm, dropout=dropout)
         randomness: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if dropout and self.data.device.type == "cpu":  # in a CUDA graph the state is the graph's
+        if dropout and self.data.device.type == "cpu":  # a CUDA graph has random state of its own
             randomness = kept_random_state(self.data.device, core.draw_seed(generator))
         layers = self.tuning.layers(model, scoring=True)
         with torch.no_grad(), mode, randomness, layers:
             return self._scores(model, self.scorer, x, y, self.needs, self.draws, self.dtype)
 
     def quantities(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Quantities of the candidates whose output is known."""
+        """The quantities that the method reads, from a model's output [B, C] and targets [B]."""
         return self._scores(self._known, self.scorer, output, y, self.needs, 1, self.dtype)
 
     def take(self, order: Order, generator: Generator) -> Examples:
-        """The next batch of an order."""
+        """The next batch of an order, augmented."""
         drawn = self.data.draw(order.size, generator)
         return Examples(*self._next(order, self.data.ids, self._rows_from, drawn))
 
     def gather(self, rows: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Inputs, augmented, and targets of these rows."""
+        """The inputs, augmented, and targets of these rows."""
         return self._gather(self._rows_from, rows, self.data.draw(len(rows), generator))
 
     def choose(
         self, model: nn.Module, candidates: Examples, generator: Generator
     ) -> tuple[core.Selection, Tensor, Tensor]:
-        """Score the candidates with a model and choose k of them; also all scores, and their mean."""
+        """Score the candidates with a model and choose k of them.
+
+        Returns the selection, and what `rank` returns: all scores [B], and a mean over the candidates.
+        """
         index = candidates.index
         measured, forwarded = self.scoring.measure(self, model, candidates, generator)
         table = self.irreducible if "irreducible_loss" in self.method.needs else None
@@ -328,9 +320,14 @@ class DeviceStep:
         mean: Tensor | None = None,
         before_update: torch.cuda.Event | None = None,
     ) -> None:
-        """A gradient step at the rate of this step, and a note of it: see `Counters.record`.
+        """Take a gradient step on the chosen rows, and note it in the counters.
 
-        The optimizer waits for `before_update`: whoever reads the weights beside the step is done then.
+        Args:
+            chosen: the rows to train on.
+            weight: the weight [k] of each in the loss; None for 1.
+            score: their scores [k], to be noted.
+            mean: the mean over all candidates, to be noted.
+            before_update: the optimizer waits for this event: until then another stream reads the weights.
         """
         self.optimizer.zero_grad(set_to_none=True)
         x, y = chosen.x, chosen.y
@@ -349,33 +346,33 @@ class DeviceStep:
         self.optimizer.step()
 
     def loss_of(self, model: nn.Module, chosen: Examples, weight: Tensor | None) -> Tensor:
-        """The loss of these rows under another model, with a graph of gradients."""
+        """The loss of these rows under another model, to call `backward` on."""
         return self._loss(model, self.task, chosen.x, chosen.y, weight, self.dtype)[0]
 
     def count_flops(self, model: nn.Module, x: Tensor, y: Tensor) -> float | None:
-        """Forward FLOPs of one of these rows, counted as `Selector` does; changes nothing."""
+        """The forward FLOPs of one of these rows, counted as `Selector` does; None if they cannot be."""
         _, flops = self.scorer.dry_run(
             model, (x, y), len(y), self.needs, discard=True, compare=True
         )
         return flops
 
     def _change_rate(self) -> None:
-        if self.data.device.type == "cuda":  # `note` has done it
+        if self.data.device.type == "cuda":  # `note` has set it
             return
-        for group in self.optimizer.param_groups:  # a number is exact
+        for group in self.optimizer.param_groups:  # as a float, which is float64
             group["lr"] = self.lr_T[self.number].item()
         self.number += 1
 
-    # The bodies.
+    # What is captured: the two kinds of steps.
 
     def uniform(self) -> None:
-        """Train on the next n_b rows as they come."""
+        """Train on the next n_b rows, without scoring."""
         chosen = self.take(self.uniform_order, self.generator())
         weight = None if self.row_weight is None else self.row_weight.index_select(0, chosen.index)
         self.learn(chosen, weight)
 
     def select(self) -> None:
-        """Lines 2 to 6 of Algorithm 1."""
+        """Score n_B candidates and train on the n_b chosen ones: lines 2 to 6 of Algorithm 1 (`core`)."""
         with self.timed():
             generator = self.generator()
             candidates = self.take(self.order, generator)

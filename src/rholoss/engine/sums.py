@@ -1,8 +1,9 @@
 """Statistics of BatchNorm from sums and sums of squares.
 
-Compiled, a variance is found value by value with a division each (Welford), which on a GPU can take longer
-than reading the values does. Sums need none. They lose digits where a mean is far from 0, so that they are
-taken of the distances from one of the values: the running mean may be far off, as it is in the first steps.
+Compiled code computes a variance value by value with a division for each (Welford), which on a GPU can take
+longer than reading the values. Sums need no divisions, but lose digits if the mean is far from 0. So they are
+taken of the distances from one of the values. (Not from the running mean, which may itself be far off, as in
+the first steps.)
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ DIMS = (0, 2, 3)  # all but the channels
 
 
 class SumsNorm(nn.BatchNorm2d):
-    """A BatchNorm layer whose statistics are found so; `as_sums` makes it of a `BatchNorm2d`."""
+    """A `BatchNorm2d` that computes its statistics from sums; `as_sums` turns layers into it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised as ever, and the running statistics move as ever."""
+        """Normalise and move the running statistics, as `BatchNorm2d` does."""
         if not self.training or x.ndim != 4 or x.numel() <= x.shape[1]:
-            return super().forward(x)  # which says what is wrong, or does not need them
+            return super().forward(x)  # needs no statistics, or raises the usual error
         wide = torch.promote_types(x.dtype, torch.float32)
         around = x.detach()[0, :, 0, 0].to(wide)
         apart = x.to(wide) - _by_channel(around)
@@ -53,6 +54,6 @@ def _by_channel(values: Tensor) -> Tensor:
 
 
 def as_sums(model: nn.Module, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Have a model's BatchNorm layers take their statistics so inside."""
+    """A block in which a model's BatchNorm layers compute their statistics from sums, if `wanted`."""
     norms = [m for m in model.modules() if type(m) is nn.BatchNorm2d] if wanted else []
     return as_class(norms, SumsNorm)

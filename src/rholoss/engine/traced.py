@@ -1,4 +1,4 @@
-"""The graph of a model as `torch.fx` traces it: what can be folded in it, and what is fused."""
+"""The graph of a model as `torch.fx` traces it, and which of its layers can be folded and fused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rholoss.modes import scoring_mode
 
 
 def traced(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
-    """The graph of a scoring pass and the modules by name. Raises `RholossError` where there is none.
+    """The graph of a scoring pass, and the modules by name. Raises `RholossError` if the model has none.
 
-    In eval mode: what the code asks of `self.training` is answered once, while it is traced.
+    It is traced in eval mode, because branches on `self.training` are decided once, while tracing.
     """
     try:
         with scoring_mode(model, batch_norm="eval", dropout=False):
@@ -40,7 +40,7 @@ def traced(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
 
 
 def _check_layer(name: str, layer: nn.Module) -> None:
-    """Raise where a layer has more than parameters and buffers: what is computed anew would stay as it is."""
+    """Raise if a layer's weights are not plain parameters: computed weights would not be refreshed."""
     own = layer._parameters.keys() | layer._buffers.keys()
     tensors = [n for n in ("weight", "bias") if isinstance(getattr(layer, n, None), Tensor)]
     if not is_leaf(layer) or not own.issuperset(tensors):
@@ -51,12 +51,12 @@ def _check_layer(name: str, layer: nn.Module) -> None:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether there is no other module inside."""
+    """Whether the module has no other module inside."""
     return not any(True for _ in module.children())
 
 
 def foldable(conv: nn.Module | None, norm: nn.BatchNorm2d, node: fx.Node) -> bool:
-    """Whether a BatchNorm layer goes into what comes before it, a convolution at this node."""
+    """Whether a BatchNorm layer can be folded into what comes before it, a convolution at this node."""
     return (
         isinstance(conv, nn.Conv2d)
         and len(node.users) == 1
@@ -67,7 +67,7 @@ def foldable(conv: nn.Module | None, norm: nn.BatchNorm2d, node: fx.Node) -> boo
 
 
 def fuse_relus(graph: fx.Graph, rest: dict[str, nn.Module]) -> None:
-    """conv -> relu, and conv + z -> relu, become one node."""
+    """Make one node of conv -> relu, and of conv + z -> relu, where the convolution is a folded one."""
     for node in list(graph.nodes):
         if not _is_relu(node, rest):
             continue
@@ -87,7 +87,7 @@ def fuse_relus(graph: fx.Graph, rest: dict[str, nn.Module]) -> None:
 
 
 def _terms(node: Any, rest: dict[str, nn.Module]) -> list[Any]:
-    """The two terms of a sum of tensors, a folded convolution first; or the node itself."""
+    """The two terms of a sum of tensors, with a folded convolution first; for other nodes the node."""
     is_sum = isinstance(node, fx.Node) and node.target in (operator.add, operator.iadd, torch.add)
     if not is_sum or node.kwargs or not all(isinstance(term, fx.Node) for term in node.args):
         return [node]
@@ -95,7 +95,7 @@ def _terms(node: Any, rest: dict[str, nn.Module]) -> list[Any]:
 
 
 def _is_free(node: Any, rest: dict[str, nn.Module]) -> bool:
-    """Whether this is a folded convolution without a ReLU yet, read in one place alone."""
+    """Whether this is a folded convolution without a ReLU yet, whose result is read in one place only."""
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
         return False
     module = rest.get(str(node.target))

@@ -74,39 +74,43 @@ def fit_irreducible(
 ) -> Irreducible:
     """Train a (small) model on holdout data and measure the irreducible loss of each training point.
 
-    Of all epochs, the weights of lowest mean loss on the points to be scored are kept: not those of
-    highest accuracy, and chosen on no test set. With `folds`, no holdout data is needed: `data` is
-    cut by id, and each point is scored by the model that was not trained on it.
+    Of all epochs, the weights with the lowest mean loss on the points to be scored are kept (not those
+    with the highest accuracy; no test set is used). With `folds` no holdout data is needed: `data` is cut
+    into parts by id, and each point is scored by a model that was not trained on it.
 
     Args:
-        make_model: makes a new model; called once for each fold, with a seed of its own.
-        data: what the model is trained on (may be augmented): the holdout set, or with `folds` the
+        make_model: a function without arguments that returns a new model; called once for each fold,
+            with a seed of its own.
+        data: what to train the model on, which may be augmented: the holdout set, or with `folds` the
             training set itself.
         score: the points to be scored, without augmentation: the training set, as `WithIndex`,
             `Subset` or as it is. With `folds` a view of the same ids as `data`, by default `data`.
-        folds: the number of models for cross-fitting, 2 or more.
-        loss: a task of `rholoss.losses`, or a function (model, batch) -> [B].
-        optimizer: makes an optimizer from parameters; by default AdamW as in the paper.
-        epochs: at most so many.
-        batch_size: of training.
-        score_batch_size: of scoring, which keeps nothing for gradients, so that more rows fit; by
-            default `batch_size`. Each epoch scores, so a small `batch_size` makes this worth setting.
-        patience: stop after so many epochs without a lower loss; None for never.
-        check_rows: measure the loss that decides on so many of the points, evenly spaced; by default
-            on all of them.
-        device: by default a GPU if there is one.
-        seed: of weights, order and folds. The caller's random state is left alone.
-        num_workers: of the loaders.
-        collate_fn: of the loaders.
-        labels: one label for each row of `score`, where it has no `targets` or `labels`: by them a
-            later run tells whether the data changed.
-        out: a directory to save to. A run that was cut off goes on where it stopped: models that
-            were fitted are not fitted again, points that were scored not scored again. Losses that
-            are there already are replaced when these are complete.
+        folds: the number of models for cross-fitting, 2 or more; in place of holdout data.
+        loss: the name of a task, such as 'classification', or a function (model, batch) -> [B].
+        optimizer: a function from parameters to an optimizer; by default AdamW as in the paper.
+        epochs: the most passes over the data.
+        batch_size: rows of a training step.
+        score_batch_size: rows at a time when scoring; by default `batch_size`. Scoring keeps nothing for
+            gradients, so more rows fit; and as each epoch scores, more at a time save time.
+        patience: stop after this many epochs without a lower loss; None for never.
+        check_rows: compare epochs by the loss on this many of the points, evenly spaced; by default on
+            all of them.
+        device: where models run; by default a GPU if there is one.
+        seed: of weights, order and folds. The caller's random state is left as it was.
+        num_workers: worker processes of the loaders.
+        collate_fn: the collate function of the loaders.
+        labels: one label for each row of `score`, if it has no `targets` or `labels`. A later run compares
+            them to notice whether the data has changed.
+        out: a directory to save to; None saves nothing. The same call continues an interrupted run: models
+            that were fitted and points that were scored are kept. Losses that are in the directory already
+            are replaced when the new ones are complete.
         keep_weights: keep the fitted weights too, see `Irreducible.weights`.
         progress: show a progress bar.
-        ranks: fit folds and score points side by side on the ranks of the process group; call it on
-            every rank, with an `out` that all of them see.
+        ranks: share folds and points among the ranks of the process group. Call it on every rank, with
+            an `out` that all of them can read and write.
+
+    Returns:
+        The irreducible losses by id.
     """
     numbers = {
         "epochs": epochs,

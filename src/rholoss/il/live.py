@@ -16,13 +16,14 @@ from rholoss.sources import Source
 
 
 class LiveIrreducible(Source):
-    """Irreducible losses from a model that goes on learning from the selected points.
+    """Irreducible losses from a model that goes on learning from the selected points (Eq. 2 of the paper).
 
     Args:
         model: trained on the holdout set. It is kept in eval mode throughout.
         optimizer: an optimizer over its parameters, or a function from parameters to one. By default
-            AdamW at `lr`; usual is 0.01 x the target's learning rate.
-        loss: as for the selector.
+            AdamW at `lr`.
+        loss: as for the selector: the name of a task, or a function (model, batch) -> [B].
+        lr: the learning rate of the default optimizer; 0.01 x that of the target is usual.
         batch_norm: 'eval': BatchNorm uses its running statistics, which never change. They fit the weights
             less and less as these are trained; watch the model's accuracy. 'train': statistics of the
             batch, and the running ones are updated; for one process only, as each would have its own.

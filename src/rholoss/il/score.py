@@ -178,25 +178,28 @@ def score_irreducible(
     progress: bool = True,
     ranks: bool = False,
 ) -> Irreducible:
-    """Irreducible losses of a data set under a model that is fitted already.
+    """Measure the irreducible losses of a data set with a model that is fitted already.
 
     Args:
-        model: trained on data that these points are no part of. It is left as it was.
+        model: a model that was not trained on these points. It is left as it was.
         dataset: the points, without augmentation; as `WithIndex`, `Subset` or as it is. Or a `Stream`.
-        loss: a task of `rholoss.losses`, or a function (model, batch) -> [B].
-        labels: one label for each row, where the data set has no `targets` or `labels`: by them a later
-            run tells whether the data changed.
+        loss: the name of a task, such as 'classification', or a function (model, batch) -> [B].
+        labels: one label for each row, if the data set has no `targets` or `labels`. A later run compares
+            them to notice whether the data has changed.
         batch_size: points at a time.
         device: where the model runs; by default where it is.
-        num_workers: of the loader.
-        collate_fn: of the loader.
-        out: a directory to save to. A run that was cut off goes on where it stopped. Losses that
-            are there already are replaced when these are complete.
-        seconds: what the fit cost, for the ledger; the time of scoring is added.
+        num_workers: worker processes of the loader.
+        collate_fn: the collate function of the loader.
+        out: a directory to save to; None saves nothing. The same call continues an interrupted run. Losses
+            that are in the directory already are replaced when the new ones are complete.
+        seconds: how long the fit took, for the ledger; the time of scoring is added.
         split: a note on what the model was trained on, for meta.json.
         progress: show a progress bar.
-        ranks: share the work among the ranks of the process group; call it on every rank, with an
-            `out` that all of them see.
+        ranks: share the points among the ranks of the process group. Call it on every rank, with an
+            `out` that all of them can read and write.
+
+    Returns:
+        The irreducible losses by id.
     """
     positive("batch_size", batch_size)
     check_meta({"seconds": seconds, "split": split})

@@ -33,7 +33,8 @@ REPR_ROWS = 100_000  # that are looked at for a mean
 class Irreducible:
     """Irreducible losses by id: dense integer ids or string keys; NaN means not measured.
 
-    Made by `fit_irreducible`, `score_irreducible`, `Irreducible.from_losses` or `Irreducible.load`.
+    `fit_irreducible`, `score_irreducible`, `Irreducible.from_losses` and `Irreducible.load` make them; there
+    is seldom a reason to call the constructor.
 
     Attributes:
         values: float32 [rows]; row i is id i, or the key with the i-th smallest hash.
@@ -66,7 +67,7 @@ class Irreducible:
 
     @property
     def seconds(self) -> float:
-        """What fitting and scoring cost, 0.0 if it is not known."""
+        """The seconds that fitting and scoring took; 0.0 if that is not known."""
         return float(self.meta.get("seconds") or 0.0)
 
     def __len__(self) -> int:
@@ -92,14 +93,22 @@ class Irreducible:
         return _rebuild, made, {"trusted": self.trusted}
 
     def lookup(self, ids: Any) -> Tensor:
-        """The losses of these ids, float32 [n] on the CPU; NaN where there is none."""
+        """The losses of these ids, float32 [n] on the CPU; NaN for an id without a loss.
+
+        Args:
+            ids: n whole numbers or strings, as a tensor, array or list.
+        """
         row, known = self.rows_of(as_ids(ids))
         row = np.require(row, requirements=["C", "W"])  # contiguous and writable, as torch needs it
         found = self.values.index_select(0, torch.from_numpy(row))
         return found if known is None else found.masked_fill_(torch.from_numpy(~known), torch.nan)
 
     def check(self, ids: Any) -> None:
-        """Raise unless each of these ids has a finite loss. Host only."""
+        """Raise `UnmeasuredLossError` unless each of these ids has a finite loss.
+
+        Args:
+            ids: n whole numbers or strings.
+        """
         value_n = self.lookup(ids)
         if bool(value_n.isfinite().all()):
             return
@@ -144,8 +153,11 @@ class Irreducible:
         return np.where(known, index, 0), known
 
     def weights(self, member: int = 0) -> dict[str, Any]:
-        """The state dict of the fitted model (of a fold), on the CPU: for scoring more points with it
-        or for `LiveIrreducible`."""
+        """The state dict of the fitted model, on the CPU: to score more points, or for `LiveIrreducible`.
+
+        Args:
+            member: the number of the fold, if several models were fitted.
+        """
         if self._weights is None and self.path is not None and "weights" in self.meta["files"]:
             name = files.data_file(self.path, self.meta, "weights")
             self._weights = files.read_weights(name)
@@ -157,7 +169,11 @@ class Irreducible:
         return self._weights[member]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the store to a directory; an older one there stays whole until this one is complete."""
+        """Write the losses to a directory. An older store there stays whole until this one is complete.
+
+        Args:
+            path: the directory; it is made if it does not exist.
+        """
         writers = {"loss": files.array_writer(self.values.numpy(), "loss")}
         if self.keys is not None:
             writers["keys"] = files.array_writer(self.keys, "keys")
@@ -179,15 +195,17 @@ class Irreducible:
         labels: Any = None,
         check: str = "full",
     ) -> Irreducible:
-        """Open a store, in a time that does not depend on its size, and compare it with the data set.
+        """Open a saved store and compare it with the data set.
+
+        The losses are mapped from the file, so opening takes as long for a large store as for a small one.
 
         Args:
             path: the directory.
             dataset: the training data, as it is or as any view (`WithIndex`, `Subset`); without it
                 nothing is compared.
-            labels: one label for each row of `dataset`, where it has no `targets` or `labels`.
-            check: "full" compares rows and labels (or content) and looks whether each id of
-                `dataset` was measured; "size" compares the number of rows; "none" nothing.
+            labels: one label for each row of `dataset`, if it has no `targets` or `labels`.
+            check: 'full' compares rows and labels (or content), and checks that each id of `dataset` was
+                measured; 'size' compares the number of rows only; 'none' compares nothing.
         """
         if check not in CHECKS:
             raise RholossError(f"`check` is {check!r}; choose one of {', '.join(CHECKS)}.")
@@ -202,10 +220,16 @@ class Irreducible:
         return il
 
     def compare(self, dataset: Any, labels: Any = None, check: str = "full") -> str | None:
-        """Raise unless these are the losses of this data set; see `load`.
+        """Raise unless these are the losses of this data set.
 
-        Returns what was compared, 'labels', 'content', string 'ids' or the 'number' of rows; None if
-        nothing could be.
+        Args:
+            dataset: the training data, as it is or as any view.
+            labels: one label for each of its rows, if it has no `targets` or `labels`.
+            check: 'full' or 'size', as for `load`.
+
+        Returns:
+            What was compared: 'labels', 'content', string 'ids' or the 'number' of rows; None if nothing
+            could be compared.
         """
         stored = self.meta.get("identity") or {}
         what = f"The store {self.path}" if self.path else "This table of irreducible losses"
@@ -227,9 +251,13 @@ class Irreducible:
         )
 
     def other_labels(self, ids: Any, labels: Any) -> str | None:
-        """What to say if these ids had other labels when they were measured; None if nothing is known.
+        """A message if these ids had other labels when they were measured; None if not, or if unknown.
 
         Only classes are compared: soft labels, tokens and names are not.
+
+        Args:
+            ids: n whole numbers or strings.
+            labels: their labels [n].
         """
         classes = (self.meta.get("identity") or {}).get("labels") == "integers"
         one_each = getattr(labels, "ndim", 1) == 1 and len(labels) == len(ids)
@@ -257,17 +285,17 @@ class Irreducible:
         seconds: float = 0.0,
         **meta: Any,
     ) -> Irreducible:
-        """Losses that were made elsewhere.
+        """Make a table from losses that were computed elsewhere.
 
         Args:
             losses: an array or tensor [n], a dict from id to loss, or a function from an array of ids
                 (or a list of keys) to their losses.
-            ids: n whole numbers or strings; without them the ids of `dataset`, or 0, 1, 2, ...
-            dataset: the data that the losses belong to; `load` can then tell whether it changed.
-            labels: one label for each row of `dataset`, where it has no `targets` or `labels`.
+            ids: n whole numbers or strings; by default the ids of `dataset`, or else 0, 1, 2, ...
+            dataset: the data that the losses belong to; `load` can then notice if it has changed.
+            labels: one label for each row of `dataset`, if it has no `targets` or `labels`.
             loss: a name for the kind of loss.
-            seconds: what it took to make them, for the ledger.
-            meta: more for meta.json: `model`, `split`, `transform`.
+            seconds: how long it took to make them, for the ledger.
+            meta: further notes to save, by name: `model`, `split`, `transform`.
         """
         from rholoss.il import build
 
@@ -283,14 +311,26 @@ class Irreducible:
         loss_column: str = IRREDUCIBLE,
         **options: Any,
     ) -> Irreducible:
-        """Losses of a Parquet file, a column of ids and one of losses; options of `from_losses`."""
+        """Make a table from a Parquet file with a column of ids and one of losses. Needs pyarrow.
+
+        Args:
+            path: the file.
+            id_column: the name of the column of ids.
+            loss_column: the name of the column of losses.
+            options: further arguments of `from_losses`, such as `dataset`.
+        """
         from rholoss.il import parquet
 
         ids, losses = parquet.read(path, id_column, loss_column)
         return cls.from_losses(losses, ids, **options)
 
     def to_parquet(self, path: str | os.PathLike[str], ids: Any = None) -> None:
-        """Write the measured ids and their losses to a Parquet file; string keys are given as `ids`."""
+        """Write the measured ids and their losses to a Parquet file. Needs pyarrow.
+
+        Args:
+            path: the file.
+            ids: the ids to write; needed for string ids, of which only hashes are stored. By default all.
+        """
         from rholoss.il import parquet
 
         parquet.write(self, path, ids)

@@ -15,13 +15,16 @@ from rholoss.modes import unwrapped
 
 
 class CausalLMLoss:
-    """Per-example loss of a causal language model that never holds the logits of all tokens at once.
-
-    The backbone runs on all rows; the output layer on `tokens` positions at a time. Models that change
-    their logits afterwards (soft caps, scales) would get another loss: this is found at the first call,
-    which compares one row with the model's own logits. For those use loss='causal_lm' with `chunk`.
+    """Loss of each row under a causal language model, without holding the logits of all tokens at once.
 
         Selector("rho", irreducible=il, keep=0.25, loss=CausalLMLoss())
+
+    The backbone runs on all rows; the output layer on `tokens` positions at a time. Models that change
+    their logits afterwards (soft caps, scales) would get a wrong loss. The first call finds that out, by
+    comparing one row with the model's own logits. For such models use loss='causal_lm' with `chunk`.
+
+    Args:
+        tokens: how many positions go through the output layer at a time; fewer take less memory.
     """
 
     shifted = True  # each token is predicted from those before it

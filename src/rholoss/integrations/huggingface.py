@@ -39,10 +39,11 @@ class RhoMixin:
     """Selects the training batches of a `transformers.Trainer` from larger candidate batches.
 
     Args:
-        selector: a `Selector` with `keep`; its ids are the rows of `train_dataset`, or the column
-            "index" where the data set has one.
-        trim: cut the columns that are padding in every selected row. Off under `torch_compile`, whose
-            shapes should stay.
+        args, kwargs: the arguments of the `Trainer`.
+        selector: a `Selector` with `keep`. Ids are the rows of `train_dataset`, or its column "index" if
+            it has one.
+        trim: cut columns that are padding in every selected row. Off under `torch_compile`, for which
+            shapes should not change.
     """
 
     args: Any  # these are the Trainer's
@@ -153,14 +154,14 @@ class RhoMixin:
         return trimmed(batch, multiple) if self._trim else batch
 
     def get_eval_dataloader(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As in training, a column of ids bypasses the collator, which may not know it."""
+        """The evaluation loader. As in training, a column of ids is kept from the collator."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         with self._ids_beside(dataset):
             return super().get_eval_dataloader(eval_dataset, *args, **kwargs)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `get_eval_dataloader`."""
+        """The test loader; a column of ids is kept from the collator."""
         with self._ids_beside(test_dataset):
             return super().get_test_dataloader(test_dataset, *args, **kwargs)  # type: ignore[misc]
 
@@ -175,7 +176,7 @@ class RhoMixin:
             self.data_collator = collator
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Ids are taken out of what is evaluated and predicted."""
+        """`Trainer.prediction_step`, without the ids in the inputs."""
         inputs = data.without_index(inputs)
         return super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
@@ -185,7 +186,7 @@ class RhoMixin:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Throughput in rows that were trained on; the candidates have an entry of their own."""
+        """`Trainer.log`, with throughput in rows that were trained on; candidates have their own entry."""
         seconds = logs.get("train_runtime")
         if seconds and "train_samples_per_second" in logs and self._start is not None:
             ledger, before = self.selector.ledger, self._start["ledger"]

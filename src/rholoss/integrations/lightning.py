@@ -33,12 +33,12 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework unde
 
 
 class _Select:
-    """What the callback does; `RhoCallback` is this and Lightning's own `Callback`.
+    """Selects the training batches of a Lightning `Trainer`: pass it in `callbacks=[...]`.
 
     Args:
-        selector: its loss is called with the model; its ids come from `rholoss.WithIndex`.
-        model: a function from the LightningModule to the module that is scored, where `forward` of the
-            LightningModule itself does not return the logits.
+        selector: a `Selector`. Ids come from the train loader, whose data set is a `rholoss.WithIndex`.
+        model: a function from the LightningModule to the module to score; needed if `forward` of the
+            LightningModule does not return the logits. By default the LightningModule itself.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Pages: self-contained HTML that opens without a network. Nobody imports this but the commands."""
+"""Pages: self-contained HTML files that open without a network. Only the commands import this."""

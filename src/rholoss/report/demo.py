@@ -1,4 +1,4 @@
-"""The demo's page: what the methods chose, what came of it and what it cost."""
+"""The page of the demo: what the methods chose, how accurate they became, and what it cost."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BIN = 0.5  # width of the histogram's bars
 
 
 def write(result: Result, path: str | os.PathLike[str]) -> Path:
-    """Write the page and return where it is."""
+    """Write the page of a result; returns its path."""
     return page.write(path, page.render("demo.html.j2", **context(result)))
 
 
 def context(result: Result) -> dict[str, Any]:
-    """Everything that the template shows."""
+    """Everything that the template shows, by name."""
     found, train = result.summary, result.splits["train"]
     accuracy = [accuracy_by_step(result), accuracy_by_second(result)]
     picked, bars = [picked_wrong(result), picked_correct(result)], histogram(result)
@@ -55,13 +55,13 @@ def context(result: Result) -> dict[str, Any]:
 
 
 def scoring_share(result: Result) -> str:
-    """The share of RHO-LOSS's time that selecting took, the irreducible losses apart."""
+    """The share of RHO-LOSS's time that selecting took, without making the irreducible losses."""
     selecting = curves(result, "rho", "selecting_seconds").sum()
     return percent(selecting / curves(result, "rho", "seconds")[:, -1].sum())
 
 
 def tiles(found: Summary) -> list[dict[str, Any]]:
-    """The four figures at the top: RHO-LOSS beside uniform."""
+    """The four figures at the top, each for RHO-LOSS and for uniform."""
     rho, uniform = found.rows["rho"], found.rows["uniform"]
 
     def steps(row: Row) -> str:
@@ -90,7 +90,7 @@ def _two(ours: float, theirs: float, *, up: bool) -> tuple[str, str, bool]:
 
 
 def per_seed(result: Result) -> list[list[str]]:
-    """A row for each run."""
+    """A row of the table for each run: method, seed, steps to the target, final accuracy."""
     table = []
     for row in result.summary.rows.values():
         for seed, (final, steps) in enumerate(zip(row.final, row.steps, strict=True)):
@@ -100,7 +100,7 @@ def per_seed(result: Result) -> list[list[str]]:
 
 
 def curves(result: Result, method: str, key: str) -> np.ndarray:
-    """What the records of a method hold under a key, [seeds, n]."""
+    """The curves under `key` in the records of a method, [seeds, n]."""
     return np.array([r[key] for r in result.records if r["method"] == method])
 
 
@@ -127,7 +127,7 @@ def _accuracy(result: Result, key: str, x: str, shift: dict[str, float]) -> dict
 
 
 def accuracy_by_step(result: Result) -> dict[str, Any]:
-    """Accuracy over gradient steps."""
+    """The figure of accuracy against gradient steps."""
     found = result.summary
     ends = ", ".join(f"{row.label} {percent(fmean(row.final))}" for row in found.rows.values())
     return {
@@ -135,20 +135,20 @@ def accuracy_by_step(result: Result) -> dict[str, Any]:
         "title": "Counted in steps",
         "figure": _accuracy(result, "step", "gradient steps", {}),
         "caption": f"Mean over the seeds; the band runs from the lowest to the highest. Where they end: "
-        f"{ends}. The thin line marks what uniform ends at.",
+        f"{ends}. The thin line marks where uniform ends.",
     }
 
 
 def accuracy_by_second(result: Result) -> dict[str, Any]:
-    """Accuracy over seconds; RHO-LOSS starts when its irreducible losses are there."""
+    """The figure of accuracy against seconds; RHO-LOSS starts once its irreducible losses are made."""
     il = result.summary.il_seconds
     return {
         "id": "by-second",
         "title": "Counted in seconds",
         "figure": _accuracy(result, "seconds", "seconds of training", {"rho": il}),
         "caption": f"The same runs. Scoring is included, evaluation is not. RHO-LOSS starts "
-        f"{il:.1f} s late: so long it took to fit and score the irreducible losses, and each run is "
-        "charged all of it, though they shared one fit.",
+        f"{il:.1f} s late, because that is how long it took to fit and score the irreducible losses. Each "
+        "run is charged all of it, though they shared one fit.",
     }
 
 
@@ -163,7 +163,7 @@ def _by_epoch(result: Result, key: str, y: str, marked: float | None) -> dict[st
     ticks = {"tickformat": "d", "dtick": max(1, len(epochs) // 6), "tick0": 1}
     return page.figure(
         traces,
-        "epoch (one pass of the candidates)",
+        "epoch (one pass over the candidates)",
         y,
         xaxis=ticks,
         yaxis={"range": [0, max(1.12 * highest, 1)]},
@@ -172,20 +172,20 @@ def _by_epoch(result: Result, key: str, y: str, marked: float | None) -> dict[st
 
 
 def picked_wrong(result: Result) -> dict[str, Any]:
-    """Share of wrong labels among the chosen points, by epoch."""
+    """The figure of the share of wrong labels among the chosen points, by epoch."""
     rho = curves(result, "rho", "wrong_by_epoch").mean(0)
     noise = 100 * result.splits["train"].wrong.mean()
     return {
         "id": "wrong",
         "title": "Points with a wrong label",
         "figure": _by_epoch(result, "wrong_by_epoch", "of the chosen points (%)", noise),
-        "caption": f"{noise:.0f} % of all labels are wrong (thin line). With RHO-LOSS it is "
-        f"{percent(rho[0])} of the chosen in the first epoch and {percent(rho[-1])} in the last.",
+        "caption": f"{noise:.0f} % of all labels are wrong (thin line). Of the points that RHO-LOSS chose it "
+        f"is {percent(rho[0])} in the first epoch and {percent(rho[-1])} in the last.",
     }
 
 
 def picked_correct(result: Result) -> dict[str, Any]:
-    """Share of points that the network classified as labelled before it trained on them."""
+    """The figure of the share of chosen points that the network classified right before the step."""
     shares = {m: row.correct for m, row in result.summary.rows.items()}
     listed = ", ".join(f"{LABEL[m]} {percent(share)}" for m, share in shares.items())
     return {
@@ -198,7 +198,7 @@ def picked_correct(result: Result) -> dict[str, Any]:
 
 
 def histogram(result: Result) -> dict[str, Any]:
-    """Irreducible losses of points with right and with wrong labels."""
+    """The histogram of irreducible losses, for right and for wrong labels."""
     wrong, il = result.splits["train"].wrong, result.irreducible
     edges = np.arange(0, BIN * (np.ceil(il.max() / BIN) + 1), BIN)
     traces = []
@@ -232,7 +232,7 @@ def histogram(result: Result) -> dict[str, Any]:
 
 
 def highest(result: Result) -> dict[str, Any]:
-    """The digits with the highest irreducible loss: of all, and of those with a right label."""
+    """The digits with the highest irreducible losses, of all labels and of right labels only."""
     train, il = result.splits["train"], result.irreducible
     order = np.argsort(-il, kind="stable")
     groups = [order[:NUM_HIGHEST], order[~train.wrong[order]][:NUM_HIGHEST_RIGHT]]
@@ -261,7 +261,7 @@ def highest(result: Result) -> dict[str, Any]:
 
 
 def how_made(result: Result) -> list[tuple[str, str]]:
-    """Command, versions, device, seeds and date."""
+    """How the page was made: command, versions, device, seeds and date."""
     records, found = result.records, result.summary
     seeds = sorted({record["seed"] for record in records})
     limit = records[0]["settings"]["limit"]

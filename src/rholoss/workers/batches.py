@@ -68,23 +68,26 @@ class ScoringWorkers:
         rescore: int | None = None,
         silence: float = 60.0,
     ) -> Batches:
-        """The training batches, on a trainer. A scoring rank scores until the run is over, and exits.
+        """Iterate over the training batches, on a rank that trains.
+
+        On a rank that scores this does not return: it scores until the run is over, and exits.
 
         Args:
-            select, model, loader: made in the same way on all ranks. The model comes without
-                DistributedDataParallel, which may be put around it afterwards; the loader has
-                `batch_sampler=select.batch_sampler(...)`, and gives candidate batches.
-            every: optimizer steps between two transfers of the weights (m); with more, choices are made by
-                older weights, and are worse.
-            wait: seconds to wait for a step that a worker has in hand, before scoring it here.
-            ahead: steps that each worker has in hand.
-            max_stale: most optimizer steps by which the weights of a worker may be behind; if left
-                out, 2 x `every` + the steps that all workers have in hand, so that a snapshot may
-                be on its way for `every` steps.
-            rescore: rows that workers choose for each that is trained on; of these the trainer chooses
-                by its own weights, since choices by old ones can be worse than none. 3 if left out, where
-                the method takes the highest scores of a model; 1: what workers choose is trained on.
-            silence: seconds without an answer after which a worker counts as lost.
+            select: the `Selector`, made in the same way on all ranks.
+            model: the target, made in the same way on all ranks. Pass it without DistributedDataParallel, and
+                wrap it afterwards.
+            loader: gives the candidate batches: a loader with `batch_sampler=select.batch_sampler(...)`.
+            every: optimizer steps between two transfers of the weights to workers. With more of them,
+                choices are made with older weights, and are worse.
+            wait: the seconds to wait for a step that a worker is scoring, before it is scored here.
+            ahead: how many steps each worker is given in advance.
+            max_stale: the most optimizer steps by which a worker's weights may be old. By default
+                2 x `every` + the steps that all workers are given, so that a transfer may take `every` steps.
+            rescore: how many rows workers choose for each one that is trained on; among these the trainer
+                chooses with its own weights, since choices by old weights can be worse than none. By
+                default 3 if the method takes the highest scores of a model, else 1: the rows that workers
+                choose are trained on.
+            silence: the seconds without an answer after which a worker counts as lost.
         """
         model = modes.unwrapped(model)
         _check(select, model, loader, self.role)
