@@ -373,9 +373,8 @@ def test_a_trainer_that_has_gone_on_can_be_taken_back(toy):
     fast.train(5)
     fast.flush()
     first, fast.seen = fast.seen[4:], []
-    for unread in (0, 3):
-        fast.load_state_dict(state)
-        fast.train(unread)  # not read before it is taken back
+    fast.load_state_dict(state)
+    fast.train(3)  # not read before it is taken back
     fast.load_state_dict(state)
     fast.train(5)
     fast.flush()

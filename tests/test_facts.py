@@ -56,7 +56,7 @@ def test_keeping_all_gives_the_gradient_of_plain_training(toy):
         torch.testing.assert_close(plain, selected, atol=1e-6, rtol=1e-4)
 
 
-# 12: one epoch is one pass of the candidates.
+# 12: one epoch is one pass over the candidates.
 
 
 def test_an_epoch_visits_every_point_once_and_trains_on_a_tenth():

@@ -13,7 +13,7 @@ from rholoss.errors import RholossError
 class Cell(Recorded):
     """One run. The defaults are the paper's: half of CIFAR-10, ResNet-18, 32 of 320, AdamW at 1e-3.
 
-    An epoch is one pass of the candidates: |D| // n_B steps, of which each trains on n_b points.
+    An epoch is one pass over the candidates: |D| // n_B steps, of which each trains on n_b points.
     """
 
     dataset: str = "cifar10"

@@ -35,7 +35,7 @@ from rholoss.errors import RholossError
 
 Lines = Mapping[str, Sequence[Line]]  # by arm
 BEGIN, END = "<!-- claims: made by `python -m experiments report` -->", "<!-- end of claims -->"
-EPOCH = "An epoch is one pass of the *candidates*: every method trains on n_b of each n_B points."
+EPOCH = "An epoch is one pass over the *candidates*: every method trains on n_b of each n_B points."
 PROTOCOL = f"""{EPOCH}
 AdamW at PyTorch's defaults, learning rate constant, crop and flip (digits: none), test accuracy after every
 epoch or more often; bf16 where the lines say so (the paper: fp32). Final is the mean of the last {LAST}

@@ -106,7 +106,7 @@ class Bench:
         return run
 
     def steps_per_epoch(self, cell: Cell) -> int:
-        """An epoch is one pass of the candidates; what is left over is dropped."""
+        """An epoch is one pass over the candidates; what is left over is dropped."""
         return max(1, len(self.problem(cell).train) // cell.n_B)
 
     def steps(self, cell: Cell) -> int:

@@ -257,7 +257,7 @@ def write(out: Path) -> Path:
 INTRODUCTION = """\
 Table 2's last rows and Fig. 5. Training half: even rows; holdout half (for the irreducible losses): odd
 rows. n_b 32 of 320 candidates, AdamW, weight decay 0.02 (none on biases and norms), constant learning rate:
-2e-5 (Banking77: 1e-4). An epoch is one pass of the candidates. Final: mean of the last tenth of the
+2e-5 (Banking77: 1e-4). An epoch is one pass over the candidates. Final: mean of the last tenth of the
 evaluations. Means over seeds, lowest and highest in brackets; NR: never reached. Minus uniform: paired by
 seed, with half of the 95 % t interval. What it says, beside the paper: [FINDINGS.md](FINDINGS.md).
 
