@@ -15,7 +15,8 @@ from rholoss.engine import (
     Shortlist,
     Trainer,
 )
-from rholoss.engine.rows import Rows, irreducible_table
+from rholoss.engine.rows import Rows
+from rholoss.engine.sources import irreducible_table
 from rholoss.errors import RholossError
 from rholoss.methods import by_name
 from rholoss.schedules import annealed

@@ -29,7 +29,8 @@ from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
 from rholoss.engine.resident import Resident, check_classes
-from rholoss.engine.rows import Rows, by_id, irreducible_table, live_source, memory_of
+from rholoss.engine.rows import Rows, memory_of
+from rholoss.engine.sources import by_id, irreducible_table, live_source
 from rholoss.engine.step import DeviceStep
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.tuning import Tuning
@@ -78,8 +79,7 @@ class Trainer:
             expected to leave, which chooses better if the optimizer has momentum.
         schedule: at which steps to score; by default at all of them. See `rholoss.annealed`.
         catch_up: stop scoring, earlier than the schedule does, once the candidates' mean loss over 100
-            steps is no higher than their mean irreducible loss: the target is then as good as the model
-            that these come from.
+            steps is no higher than their mean irreducible loss: the target is then as good as that model.
         plan: which rows to train on in passes that score nothing, and with what weight: `Remembered`,
             `InfoBatch`, `RandomShare` or a function of your own. None: all rows.
         scoring: a cheaper way to score, such as `Folded()`. Or `Recorded` choices, which are trained on
