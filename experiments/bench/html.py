@@ -38,6 +38,7 @@ BODY = """
 section h3 { margin: 3rem 0 .6rem; } td { vertical-align: top; } figure { margin: 1.2rem 0; }
 .holds, .holds a { color: var(--good); font-weight: 600; }
 .fails, .fails a { color: var(--bad); font-weight: 600; }
+.open, .open a { color: var(--soft); }
 @media (max-width: 46rem) {
   .stack td { display: block; text-align: left; white-space: normal; }
   .stack td::before { display: block; font-size: .9rem; }

@@ -376,8 +376,8 @@ class Trainer:
     def _check_whole(self) -> None:
         if not self._whole:
             raise RholossError(
-                f"Step {self.step} was interrupted in the middle, so the trainer cannot continue; load an "
-                "earlier state into a new one."
+                f"Step {self.step} was interrupted in the middle, so the trainer cannot continue from it; "
+                "load an earlier state (`load_state_dict`)."
             )
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
