@@ -117,6 +117,10 @@ def test_score_with_the_model_that_was_fitted(tmp_path: Path) -> None:
     assert rholoss_(f"{fit} --folds 2 --out {two}").exit_code == 0
     said = one_line(rholoss_(f"{line} --weights {two} --out {tmp_path / 'il'}"))
     assert "two holds 2 models, one for each fold; save the one that you mean" in said
+    Irreducible.from_losses(first).save(tmp_path / "bare")  # as `fit_resident` makes them
+    said = one_line(rholoss_(f"{line} --weights {tmp_path / 'bare'} --out {tmp_path / 'il'}"))
+    assert "holds losses without the weights of the model" in said
+    assert "Give a file with the model's weights; or fit with" in said
     said = one_line(rholoss_(f"{line} --weights {tmp_path} --out {tmp_path / 'il'}"))
     assert "is not a store of irreducible losses: it has no meta.json" in said
 

@@ -283,3 +283,32 @@ def test_another_default_type_of_floats_changes_nothing(float64, options):
     usual = run()
     float64()
     assert all(map(torch.equal, usual, run()))
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 5))
+
+
+def test_layers_without_a_shape_are_told():
+    says = r"`{}`: the Sequential has lazy layers.*'1\.running_mean' has no shape.*once on a batch"
+    data = Resident(X, Y, device="cpu")
+    with pytest.raises(RholossError, match=says.format("model")):
+        trainer(lazy())
+    with pytest.raises(RholossError, match=says.format("make_model")):
+        trainer(scoring=Proxy(lazy))
+    with pytest.raises(RholossError, match=says.format("make_model")):
+        fit_resident(lazy, data, folds=2)
+    seen = lazy()
+    seen(X)
+    trainer(seen).train(2)
+
+
+def test_a_copy_that_scores_in_less_precision_than_the_model_is_refused():
+    data = Resident(X, Y, device="cpu", dtype=torch.float64)
+    options = {"total_steps": 3, "irreducible": torch.zeros(N), "candidates": 40}
+    for overlap in (True, "ahead"):
+        with pytest.raises(
+            RholossError, match=r"in torch\.float64, but `overlap`.*in torch.float32"
+        ):
+            Trainer(make_model().double(), data, overlap=overlap, **options)
+    Trainer(make_model().double(), data, **options).train(3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import rholoss as rho
 from rholoss.engine import Resident, Trainer
@@ -64,3 +65,17 @@ def test_a_function_may_look_through_the_parameters_twice():
     assert not torch.equal(trainer.model.bias, bias)
     live = rho.LiveIrreducible(nn.Linear(3, 2), by_decay)
     assert [len(group["params"]) for group in live.optimizer.param_groups] == [1, 1]
+
+
+def test_a_step_that_computes_the_loss_again_is_refused():
+    says = "`optimizer` is a LBFGS, whose step computes the loss .* use another, such as"
+    model, lbfgs = nn.Linear(3, 2), torch.optim.LBFGS
+    rows = TensorDataset(torch.randn(40, 3), torch.zeros(40, dtype=torch.long))
+    for given in (
+        lambda: made(lbfgs),
+        lambda: rho.LiveIrreducible(model, lbfgs),
+        lambda: rho.LiveIrreducible(model, lbfgs(model.parameters())),
+        lambda: rho.fit_irreducible(lambda: nn.Linear(3, 2), rows, folds=2, optimizer=lbfgs),
+    ):
+        with pytest.raises(RholossError, match=says):
+            given()

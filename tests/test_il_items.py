@@ -365,3 +365,14 @@ def test_an_epoch_is_not_better_for_points_whose_loss_became_infinite():
     il = quick(lambda: Scripted(script), data, score=score, **options)
     assert il.meta["model"]["fits"][0]["epoch"] == 1
     assert il.dense.isfinite().all()
+
+
+def test_layers_without_a_shape_are_told():
+    def lazy():
+        return nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+
+    says = r"`{}`: the Sequential has lazy layers .*'0\.weight' has no shape yet.*once on a batch"
+    with pytest.raises(RholossError, match=says.format("make_model")):
+        quick(lazy, blobs(40, 0), folds=2)
+    with pytest.raises(RholossError, match=says.format("model")):
+        score_irreducible(lazy(), blobs(40, 0), progress=False)

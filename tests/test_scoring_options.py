@@ -11,6 +11,7 @@ from rholoss import scoring
 from rholoss.errors import RholossError
 from rholoss.losses import TASKS
 from rholoss.scoring import Scorer
+from rholoss.selector import Selector
 
 # Precision.
 
@@ -105,6 +106,26 @@ def test_chunks_cut_what_has_rows_and_pass_on_the_rest():
     }
     Scorer(loss, chunk=10, batch_norm="eval").measure(net(), body, 24, LOSS)
     assert seen == [[8, 8, 8, 3]] * 3  # alike, so that a compiled model sees one shape
+
+
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+def test_chunks_do_not_cut_what_belongs_to_all_rows(kind):
+    """A table that happens to have as many rows as the batch, and a list of as many."""
+    (x, y), seen = candidates(), []
+    names = ("index", "x", "table", "list", "y")
+    parts = (torch.arange(24), x, torch.rand(24, 8), [torch.ones(2)] * 24, y)
+    batch = dict(zip(names, parts, strict=True)) if kind is dict else kind(parts)
+    shared = [f"batch[{place!r}]" for place in (("table", "list") if kind is dict else (2, 3))]
+
+    def loss(model, body):
+        x, table, pieces, y = body.values() if kind is dict else body
+        seen.append([len(x), len(table), len(pieces)])
+        return F.cross_entropy(model(x + table.mean()), y, reduction="none")
+
+    select = Selector("loss", keep=0.25, loss=loss, chunk=12, shared=shared, batch_norm="eval")
+    for _ in range(2):
+        select(net(), batch)
+    assert seen == [[12, 24, 24]] * 4
 
 
 @pytest.mark.parametrize("batch_norm", ["train", "batch"])
@@ -255,3 +276,11 @@ def test_a_scripted_model_is_scored_without_dropout(whole):
     frozen = Scorer().measure(scripted.eval(), candidates(), 24, LOSS)["loss"]
     torch.testing.assert_close(frozen, expected)
     assert all(torch.equal(value, before[name]) for name, value in scripted.state_dict().items())
+
+
+def test_layers_get_their_shapes_by_being_scored_unless_they_have_buffers():
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+    assert Scorer().dry_run(model, candidates(), 24, LOSS)[0]["loss"].shape == (24,)
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+    with pytest.raises(RholossError, match=r"`model`: .*'1\.running_mean' has no shape yet.*once"):
+        Scorer().dry_run(model, candidates(), 24, LOSS)

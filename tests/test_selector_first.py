@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, WeightedRandomSampler
 
 import rholoss as rho
+from rholoss.errors import RholossError
 
 ROWS = 129
 X = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
@@ -99,3 +100,10 @@ def test_losses_that_a_method_does_not_read_are_noted():
         assert (said in str(select.ledger)) == noted
         assert select.ledger.il_seconds == (0 if noted else il.seconds)
     assert said not in str(rho.Selector("loss", keep=0.1).ledger)
+
+
+def test_an_empty_batch_is_an_error_and_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RholossError, match="The candidate batch is empty"):
+            rho.Selector("loss", keep=0.1)(network(), [torch.arange(0), X[:0], torch.arange(0)])

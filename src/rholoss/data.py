@@ -206,9 +206,14 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def take(
-    batch: Any, position: Tensor, rows: int, shared: Sequence[str] = (), *, strict: bool = True
+    batch: Any,
+    position: Tensor | slice,
+    rows: int,
+    shared: Sequence[str] = (),
+    *,
+    strict: bool = True,
 ) -> Any:
-    """The rows of the batch at these positions, in the batch's own structure.
+    """The rows of the batch at these positions, in the batch's own structure; a slice copies nothing.
 
     Tensors and arrays must have `rows` rows. Numbers, None and 0-dimensional tensors belong to all rows,
     and so does what is named in `shared`: these are passed on as they are. Lists with one entry per row
@@ -220,15 +225,8 @@ def take(
         has_rows = None if is_shared(path, shared) else _has_rows(leaf, rows)
         if has_rows is None or not (has_rows or strict):
             return leaf
-        if has_rows and isinstance(leaf, Tensor):
-            at = position.to(leaf.device, non_blocking=leaf.device.type != "cpu")
-            if leaf.dtype in SELECTED_AS:
-                return leaf.view(SELECTED_AS[leaf.dtype]).index_select(0, at).view(leaf.dtype)
-            return leaf.index_select(0, at)
-        if has_rows and isinstance(leaf, np.ndarray):
-            return leaf[position.cpu().numpy()]
         if has_rows:
-            return type(leaf)([leaf[i] for i in position.tolist()])
+            return _rows_of(leaf, position)
         shape = tuple(getattr(leaf, "shape", ())) or type(leaf).__name__
         raise RholossError(
             f"{path_name(path)} is {shape}, which has no row for each of the {rows} examples, so rows "
@@ -238,6 +236,19 @@ def take(
         )
 
     return tree_map(pick, batch, whole=lists_by_row(rows, shared))
+
+
+def _rows_of(leaf: Any, position: Tensor | slice) -> Any:
+    if isinstance(position, slice):
+        return leaf[position]
+    if isinstance(leaf, Tensor):
+        at = position.to(leaf.device, non_blocking=leaf.device.type != "cpu")
+        if leaf.dtype in SELECTED_AS:
+            return leaf.view(SELECTED_AS[leaf.dtype]).index_select(0, at).view(leaf.dtype)
+        return leaf.index_select(0, at)
+    if isinstance(leaf, np.ndarray):
+        return leaf[position.cpu().numpy()]
+    return type(leaf)([leaf[i] for i in position.tolist()])
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from rholoss.errors import RholossError
 
@@ -24,6 +25,17 @@ PRECISIONS = {
     "fp32": torch.float32,
     "float32": torch.float32,
 }
+
+
+def check_materialised(model: nn.Module, argument: str, *, parameters: bool = True) -> None:
+    """Raise if a buffer (or, with `parameters`, a parameter) has no shape yet: that of a lazy layer."""
+    named = [*model.named_buffers(), *(model.named_parameters() if parameters else ())]
+    lazy = [name for name, tensor in named if is_lazy(tensor)]
+    if lazy:
+        raise RholossError(
+            f"`{argument}`: the {type(model).__name__} has lazy layers that have not seen any data, so that "
+            f"'{lazy[0]}' has no shape yet. Call the model once on a batch before it is used here."
+        )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

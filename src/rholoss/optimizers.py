@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,7 +26,18 @@ def new_optimizer(
     made = given(list(parameters))  # it may look through them twice, for two groups
     if not isinstance(made, torch.optim.Optimizer):
         raise _no_function(f"returned a {type(made).__name__}")
+    check_step(made)
     return made
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if its step needs a function that computes the loss again, as that of LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise RholossError(
+            f"`optimizer` is a {type(optimizer).__name__}, whose step computes the loss several times by a "
+            "closure, but a step here computes it once; use another, such as torch.optim.AdamW."
+        )
 
 
 def _no_function(seen: str) -> RholossError:

@@ -7,6 +7,7 @@ restored afterwards, except for BatchNorm's running statistics in mode 'train'.
 from __future__ import annotations
 
 import contextlib
+import functools
 import numbers
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from rholoss.modes import (
     PRECISIONS,
     KeptBuffer,
     agreed_passes,
+    check_materialised,
     kept_buffers,
     kept_random_state,
     own_autocast,
@@ -34,6 +36,8 @@ from rholoss.modes import (
     unwrapped,
 )
 from rholoss.quantities import QUANTITIES, Quantity
+
+Cut = Callable[[slice], Any]
 
 
 class Scorer:
@@ -105,6 +109,7 @@ class Scorer:
         *,
         seed: int = 0,
         eager: bool = False,
+        cut: Cut | None = None,
     ) -> dict[str, Tensor]:
         """Measure the quantities of a batch; the model's modes and random state are put back afterwards.
 
@@ -115,6 +120,8 @@ class Scorer:
             needs: the names of the quantities.
             seed: of dropout draws, see `seed`.
             eager: run the model itself, not its compiled copy.
+            cut: a function from a slice of the rows to that part of the batch, for `chunk`; by default what
+                has as many rows as the batch is cut.
 
         Returns:
             A tensor [rows] in float32 for each name.
@@ -129,6 +136,7 @@ class Scorer:
         norm = "batch" if self.batch_norm == "train" and not base.training else self.batch_norm
         device = data.device_of(base)
         cuts = self._cuts(base, rows, device)
+        cut = cut or functools.partial(data.take, batch, rows=rows, strict=False)
         with (
             torch.no_grad(),
             scoring_mode(base, batch_norm=norm, dropout=dropout),
@@ -139,9 +147,9 @@ class Scorer:
             parts = []
             for start, stop in cuts:
                 if start == stop:  # another rank has more: FSDP2 needs all ranks in each pass
-                    self.forward(run, _cut(batch, rows, slice(0, 1)), 1, needs, draws)
+                    self.forward(run, cut(slice(0, 1)), 1, needs, draws)
                     continue
-                part = batch if len(cuts) == 1 else _cut(batch, rows, slice(start, stop))
+                part = batch if len(cuts) == 1 else cut(slice(start, stop))
                 parts.append(self.forward(run, part, stop - start, needs, draws))
         reshard(base)
         measured = parts[0]
@@ -222,6 +230,7 @@ class Scorer:
         needs: frozenset[str],
         *,
         seed: int = 0,
+        cut: Cut | None = None,
         discard: bool = False,
         compare: bool = False,
     ) -> tuple[dict[str, Tensor], float | None]:
@@ -239,6 +248,7 @@ class Scorer:
             What was measured, and the forward FLOPs of one example (None if they cannot be counted).
         """
         base = unwrapped(model)
+        check_materialised(base, "model", parameters=False)  # these get their shapes by scoring
         norms = {
             name
             for name, module in base.named_modules()
@@ -250,7 +260,7 @@ class Scorer:
         restore, protect = kept, []
         self._dry = compare
         try:
-            measured, flops = self._counted(base, batch, rows, needs, seed, kept)
+            measured, flops = self._counted(base, batch, rows, needs, kept, seed=seed, cut=cut)
             protect = [b for b in kept if b.name.rpartition(".")[0] not in norms and b.moved()]
             restore = kept if discard or self.batch_norm != "train" else protect
         finally:
@@ -261,7 +271,7 @@ class Scorer:
         self._protected = [buffer.name for buffer in protect]
         if self.compile:  # in the dry run, where errors are expected and time is not counted
             with kept_buffers(base, [buffer.name for buffer in kept]):
-                self.measure(model, batch, rows, needs, seed=seed)
+                self.measure(model, batch, rows, needs, seed=seed, cut=cut)
         return measured, flops
 
     def _check_first(self, needs: frozenset[str], rows: int, normalises: bool) -> None:
@@ -297,15 +307,15 @@ class Scorer:
         batch: Any,
         rows: int,
         needs: frozenset[str],
-        seed: int,
         kept: list[KeptBuffer],
+        **options: Any,
     ) -> tuple[dict[str, Tensor], float | None]:
         """`measure`, eager, with the FLOPs of one example if they can be counted."""
         dynamo = "torch._dynamo" in sys.modules  # slow to import; if it is not, nothing is compiled
         with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
             try:
                 with FlopCounterMode(display=False) as counter:
-                    measured = self.measure(base, batch, rows, needs, seed=seed, eager=True)
+                    measured = self.measure(base, batch, rows, needs, eager=True, **options)
                 return measured, counter.get_total_flops() / rows / self.passes(needs)
             except RholossError:
                 raise
@@ -313,15 +323,4 @@ class Scorer:
                 pass
             for buffer in kept:
                 buffer.restore()
-            return self.measure(base, batch, rows, needs, seed=seed, eager=True), None
-
-
-def _cut(batch: Any, rows: int, part: slice) -> Any:
-    """A part of the rows, as slices: nothing is copied, and no device is waited for."""
-
-    def cut(path: data.Path, leaf: Any) -> Any:
-        whole = isinstance(leaf, (list, tuple)) and len(leaf) == rows
-        whole = whole or getattr(leaf, "shape", ())[:1] == (rows,)
-        return leaf[part] if whole else leaf
-
-    return data.tree_map(cut, batch, whole=data.lists_by_row(rows))
+            return self.measure(base, batch, rows, needs, eager=True, **options), None

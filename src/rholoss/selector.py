@@ -174,11 +174,11 @@ class Selector:
             candidates = self.sampler.rows_at(self.step)
         if not self._checked and self.method.needs:
             arguments.check_first(self.source, model, ids)
-        self._warn_of_one_row(model, candidates)
         k = rows  # chosen already, if they are fewer than the candidates
         if rows >= candidates:
             arguments.check_rows(rows, self.k)
             k = self.num_selected(rows)
+        self._warn_of_one_row(model, candidates)
         loss_B = self._irreducible_on_host(ids, batch, phase)
         # Whether no sampler has chosen; of this each rank is sure without asking.
         whole = phase.score or not self.sampler or (self.step == 0 and not self._checked)
@@ -240,13 +240,13 @@ class Selector:
         if needs and (phase.score or not self._checked):
             # A dry run of a step that does not score must not draw, or a resumed run would choose otherwise.
             seed = self.scorer.seed(needs, generator) if phase.score else 0
+            options: dict[str, Any] = {"seed": seed, "cut": self.cut(batch, rows)}
             if self._checked:
-                measured = self.scorer.measure(model, body, rows, needs, seed=seed)
+                measured = self.scorer.measure(model, body, rows, needs, **options)
             else:
-                measured, flops = self.scorer.dry_run(
-                    model, body, rows, needs, seed=seed, discard=not phase.score, compare=True
+                measured, self.ledger.flops_per_example = self.scorer.dry_run(
+                    model, body, rows, needs, **options, discard=not phase.score, compare=True
                 )
-                self.ledger.flops_per_example = flops
         if self._reads_irreducible(phase):
             if loss_B is None:
                 loss_B = data.carried_irreducible(batch)
@@ -263,6 +263,10 @@ class Selector:
         """
         whole = self.find_index is not data.find_index and not isinstance(batch, Mapping)
         return batch if whole else data.without_index(batch)
+
+    def cut(self, batch: Any, rows: int) -> Callable[[slice], Any]:
+        """A function from a slice of the rows to that part of the batch, as `body` gives it."""
+        return lambda part: self.body(data.take(batch, part, rows, self.shared, strict=False))
 
     def _choose(
         self, stats: Stats, k: int, phase: Phase, generator: torch.Generator, known: bool

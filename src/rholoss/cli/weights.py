@@ -58,6 +58,12 @@ def read_weights(file: Path) -> dict[str, Any]:
 def _of_store(store: Path) -> dict[str, Any]:
     """The weights of the model that was fitted for these irreducible losses."""
     il = Irreducible.load(store)
+    if "weights" not in il.meta["files"]:
+        raise RholossError(
+            f"--weights {store} holds losses without the weights of the model (`rholoss il fit` keeps them, "
+            "`fit_resident` and `rholoss il score` do not). Give a file with the model's weights; or fit "
+            "with `rholoss il fit`, and give what that wrote."
+        )
     models = (il.meta.get("split") or {}).get("folds") or 1
     if models > 1:
         raise RholossError(

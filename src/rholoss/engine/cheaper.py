@@ -21,7 +21,7 @@ from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.errors import RholossError
 from rholoss.ledger import BACKWARD_FORWARDS
-from rholoss.modes import own_autocast, scoring_mode
+from rholoss.modes import check_materialised, own_autocast, scoring_mode
 from rholoss.optimizers import MakeOptimizer, new_optimizer
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Proxy(Cheaper):
         """Make the model and its optimizer on the device."""
         check_runs_model(self, step)
         check_new(self, self.model is None)
-        self.model = ready(self.make_model(), step.data.device)
+        self.model = ready(self.make_model(), step.data.device, "make_model")
         own = {id(p) for p in self.model.parameters() if p.requires_grad}
         shared = own & {id(p) for p in step.model.parameters()}
         if shared:
@@ -263,12 +263,13 @@ class Proxy(Cheaper):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def ready(model: nn.Module, device: torch.device) -> nn.Module:
+def ready(model: nn.Module, device: torch.device, argument: str = "model") -> nn.Module:
     """The model on the device, in train mode; BatchNorm layers that were frozen stay in eval mode.
 
     A BatchNorm layer counts as frozen if it is in eval mode directly inside a module in train mode. A whole
     part in eval mode does not: a pretrained model that is used as a part often comes in eval mode.
     """
+    check_materialised(model, argument)
     layers = [layer for module in model.modules() if module.training for layer in module.children()]
     frozen = [m for m in layers if isinstance(m, _BatchNorm) and not m.training]
     model = model.to(device).train()

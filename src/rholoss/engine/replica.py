@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rholoss.engine.copies import Copies
+from rholoss.errors import RholossError
 
 
 class Replica:
@@ -20,6 +21,13 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, *, moves: bool = True) -> None:
+        types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        if types and not types & {torch.float32, dtype}:
+            raise RholossError(
+                f"`model` is in {', '.join(map(str, types))}, but `overlap`, `Folded(rows=...)` and "
+                f"`LowerResolution` score with a copy of it in {dtype}; train a float32 model "
+                "(`model.float()`, and precision='bf16' for speed), or leave them out."
+            )
         self.model = copy.deepcopy(model).to(dtype)
         # By momentum: statistics of the model, and of the copy. All of one momentum move in one kernel.
         self._moving: dict[float, tuple[list[Tensor], list[Tensor]]] = {}

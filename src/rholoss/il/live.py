@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rholoss import data, losses, modes
 from rholoss.distributed import average_gradients, place
 from rholoss.errors import RholossError
-from rholoss.optimizers import MakeOptimizer, new_optimizer
+from rholoss.optimizers import MakeOptimizer, check_step, new_optimizer
 from rholoss.sources import Source
 
 
@@ -50,6 +50,7 @@ class LiveIrreducible(Source):
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         elif not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = new_optimizer(optimizer, model.parameters())
+        check_step(optimizer)
         self.optimizer: torch.optim.Optimizer = optimizer
         own = {id(p) for p in model.parameters()}
         learns = [p for group in optimizer.param_groups for p in group["params"]]

@@ -38,6 +38,7 @@ from rholoss.il.points import (
 )
 from rholoss.il.store import Irreducible
 from rholoss.il.views import own_randomness
+from rholoss.modes import check_materialised
 from rholoss.naming import code_hash, named
 from rholoss.progress import Bar, say
 from rholoss.streams import Stream
@@ -203,6 +204,7 @@ def score_irreducible(
     """
     positive("batch_size", batch_size)
     check_meta({"seconds": seconds, "split": split})
+    check_materialised(model, "model")
     home = batch_data.device_of(model)
     where = home if device is None else torch.device(device)
     loading = Loading(batch_size, num_workers, collate_fn, where)

@@ -21,6 +21,7 @@ from rholoss.il.points import Loading, Points, about_model, batches, loader_of
 from rholoss.il.score import evaluating, losses_of
 from rholoss.il.split import Member
 from rholoss.il.views import evenly, seed_all
+from rholoss.modes import check_materialised
 from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.progress import Bar
 
@@ -72,6 +73,7 @@ class Factory:
             raise RholossError(
                 f"`make_model` returned a {type(model).__name__}; it must return a torch.nn.Module."
             )
+        check_materialised(model, "make_model")
         trained = trained_parameters(model)
         if not trained:
             raise RholossError(

@@ -206,7 +206,8 @@ class Batches:
         generator = core.step_generator(select.seed, select.step)
         needs = select.method.needs - {"irreducible_loss"}
         seed = self._scorer.seed(needs, generator)
-        measured = self._scorer.measure(self.model, select.body(training), rows, needs, seed=seed)
+        body, cut = select.body(training), select.cut(training, rows)
+        measured = self._scorer.measure(self.model, body, rows, needs, seed=seed, cut=cut)
         if "irreducible_loss" in stats.measured:
             measured["irreducible_loss"] = stats.irreducible_loss[position]
         newest = Stats(data.take(stats.index, position, len(stats.index)), measured)
