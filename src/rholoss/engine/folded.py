@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import collections
 import copy
-import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +30,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rholoss.engine.cheaper import Cheaper, Measured
 from rholoss.engine.copies import Copies
 from rholoss.engine.fused import FusedConv, patches
-from rholoss.engine.means import follow, mean_result, taps
+from rholoss.engine.means import MeanInputs, mean_result
+from rholoss.engine.recent import RecentStatistics
 from rholoss.engine.replica import Replica
 from rholoss.engine.resident import Examples
 from rholoss.engine.traced import foldable, fuse_relus, is_leaf, traced
@@ -70,44 +71,25 @@ def fold(
     bias.copy_(own + torch.where(giver < 0, 0, own.index_select(0, giver.clamp(min=0))))
 
 
-def remember_less(
-    statistics: Tensor,
-    running: Tensor,
-    before: Tensor,
-    kept: Tensor,
-    passes: Tensor,
-    momentum: float,
-) -> None:
-    """Move `statistics` [2, C] by the batches that moved the running ones from `before` to `running`.
-
-    In p passes a layer with momentum m keeps (1 - m) ** p of its running statistics; the rest is a mean over
-    the new batches, which can therefore be worked out. `kept` is 1 - m and `passes` is p, by channel.
-    """
-    old = kept**passes
-    fresh = (running - old * before) / (1 - old)
-    moved = statistics.lerp(fresh, 1 - (1 - momentum) ** passes.to(kept.dtype))
-    moved = torch.where(passes > 0, moved, running)  # below 0: other weights were loaded
-    statistics.copy_(torch.where(passes == 0, statistics, moved))
-    statistics[1].clamp_(min=0.0)  # a variance near 0 may be rounded below it
-
-
 class FoldedCopy:
     """A copy of a model for scoring with BatchNorm folded in; refreshed from the model before each pass.
 
-    `momentum` and `means` are those of `Folded`. Raises if the model cannot be traced or folded.
+    `momentum` and `means` are those of `Folded`; `wrap` compiles a part, if that is wanted. Raises if the
+    model cannot be traced or folded.
     """
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, momentum: float | None = None, means: int = 0
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        momentum: float | None = None,
+        means: int | None = None,
+        wrap: Callable[..., Any] = lambda part: part,
     ) -> None:
         graph, modules = traced(model)
-        self._weights, self._statistics, self.fold = Copies(), Copies(), fold
-        self.momentum, self.remember_less = momentum, remember_less
-        self.means, self.follow = means, follow
-        self._places: list[Tensor] = []  # views of `_inputs`, one for each convolution
-        self._taps: list[list[Tensor]] = []  # made for images of the size that is seen first
+        self.dtype, self._wrap, self._fold = dtype, wrap, wrap(fold)
+        self._weights, self._statistics = Copies(), Copies()
         self.pairs: list[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]] = []
-        self.dtype = dtype
         rest = {name: copy.deepcopy(module) for name, module in modules.items() if is_leaf(module)}
         self._fold_norms(graph, modules, rest)
         if not self.pairs:
@@ -118,9 +100,9 @@ class FoldedCopy:
         fuse_relus(graph, rest)
         graph.lint()
         self.model = fx.GraphModule(rest, graph).eval()
-        self._connect(modules, rest)
-        if means:
-            self._start_inputs(model)
+        self._connect(modules, rest, momentum)
+        self._inputs = None if means is None else MeanInputs(self.pairs, model, means, wrap)
+        self._places = [] if self._inputs is None else self._inputs.places
 
     def _fold_norms(
         self, graph: fx.Graph, modules: dict[str, nn.Module], rest: dict[str, nn.Module]
@@ -135,13 +117,18 @@ class FoldedCopy:
             if not foldable(conv, norm, conv_node) or called[conv_node.target] > 1:
                 continue
             assert isinstance(conv, nn.Conv2d)
-            fused = FusedConv(conv)
+            fused = FusedConv(conv, self._wrap(patches))
             self.pairs.append((fused, conv, norm))
             rest[str(conv_node.target)] = fused
             node.replace_all_uses_with(conv_node)
             graph.erase_node(node)
 
-    def _connect(self, modules: dict[str, nn.Module], rest: dict[str, nn.Module]) -> None:
+    def _connect(
+        self,
+        modules: dict[str, nn.Module],
+        rest: dict[str, nn.Module],
+        momentum: float | None,
+    ) -> None:
         """Set up what is copied where. All biases lie in one tensor by channel, and so do all BatchNorms."""
         device = self.pairs[0][1].weight.device
         convs = [fused for fused, _, _ in self.pairs]
@@ -150,13 +137,15 @@ class FoldedCopy:
         self._norm = torch.zeros(6, sum(outs), dtype=torch.float32, device=device)  # see `fold`
         self._norm[0] = 1.0  # for layers without weights
         self._giver = torch.full((sum(outs),), -1, device=device)
-        self._running = self._norm[3:5] if self.momentum is None else self._norm[3:5].clone()
+        self._recent: RecentStatistics | None = None
+        if momentum is not None:
+            norms, copies = [norm for _, _, norm in self.pairs], self._statistics
+            self._recent = RecentStatistics(norms, self._norm[3:5], momentum, copies, self._wrap)
         channels = dict(zip(convs, torch.arange(sum(outs)).split(outs), strict=True))
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
-        by_channel = (self._norm.split(outs, dim=1), self._running.split(outs, dim=1))
-        parts = zip(self.pairs, self._bias.split(outs), *by_channel, strict=True)
-        for (fused, conv, norm), bias, rows, running in parts:
+        parts = zip(self.pairs, self._bias.split(outs), self._norm.split(outs, dim=1), strict=True)
+        for (fused, conv, norm), bias, rows in parts:
             fused.weight = torch.zeros(fused.shape, device=device, dtype=self.dtype)
             fused.bias = bias
             self._sources.append(conv.weight.detach())
@@ -166,8 +155,9 @@ class FoldedCopy:
             self._weights.add(norm.weight, rows[0])
             self._weights.add(norm.bias, rows[1])
             self._weights.add(conv.bias, rows[2])
-            self._statistics.add(norm.running_mean, running[0])
-            self._statistics.add(norm.running_var, running[1])
+            if self._recent is None:
+                self._statistics.add(norm.running_mean, rows[3])
+                self._statistics.add(norm.running_var, rows[4])
             rows[5] = norm.eps
         for name, layer in rest.items():
             if isinstance(layer, FusedConv):
@@ -178,81 +168,29 @@ class FoldedCopy:
                 self._weights.add(parameter, own)
             for buffer, original in zip(layer.buffers(), modules[name].buffers(), strict=True):
                 self._statistics.add(original, buffer)
-        if self.momentum is not None:
-            self._start_statistics(device, outs)
-
-    def _start_statistics(self, device: torch.device, outs: list[int]) -> None:
-        """Start its own statistics from the running ones. Passes are counted by the layers themselves."""
-        norms = [norm for _, _, norm in self.pairs]
-        self._layer = torch.arange(len(outs)).repeat_interleave(torch.tensor(outs)).to(device)
-        # A layer without a momentum has the mean over all batches, which is taken as it is.
-        kept = [0.0 if norm.momentum is None else 1 - norm.momentum for norm in norms]
-        self._kept = torch.tensor(kept, dtype=torch.float32, device=device)[self._layer]
-        self._tracked = torch.zeros(len(outs), dtype=torch.long, device=device)
-        for place, norm in zip(self._tracked.split(1), norms, strict=True):
-            self._statistics.add(norm.num_batches_tracked, place)
-        self._statistics.copy()
-        self._norm[3:5] = self._running
-        self._before, self._counted = self._running.clone(), self._tracked.clone()
-
-    def _start_inputs(self, model: nn.Module) -> None:
-        """Make room for what the convolutions read on average; frozen layers keep their means."""
-        followed = [pair for pair in self.pairs if pair[2].training or not model.training]
-        if not followed:
-            raise RholossError(
-                f"`means` is {self.means}, but all BatchNorm layers that `Folded` found are frozen (in eval "
-                "mode), so that their means are known; leave `means` out."
-            )
-        device = self._bias.device
-        shapes = {fused: (conv.in_channels, *conv.kernel_size) for fused, conv, _ in self.pairs}
-        sizes = [math.prod(shapes[fused]) for fused, _, _ in followed]
-        self._inputs = torch.full((sum(sizes),), torch.nan, dtype=torch.float32, device=device)
-        parts = iter(self._inputs.split(sizes))
-        for pair in self.pairs:
-            shape = shapes[pair[0]]
-            unknown = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
-            self._places.append(next(parts).view(shape) if pair in followed else unknown)
-        self._readers = [fused for fused, _, _ in followed]
-        for fused in self._readers:
-            fused.rows = self.means
 
     def note_inputs(self) -> None:
         """Update the mean inputs by what the convolutions have just read."""
-        if not self.means:
-            return
-        images = [fused.read for fused in self._readers if fused.read is not None]
-        if not self._taps:
-            convs = [conv for fused, conv, _ in self.pairs if fused in self._readers]
-            self._taps = [taps(conv, image) for conv, image in zip(convs, images, strict=True)]
-        self.follow(images, self._taps, self._inputs)
-        for fused in self._readers:
-            fused.read = None  # frees its memory
+        if self._inputs is not None:
+            self._inputs.note()
 
     def refresh_statistics(self) -> None:
         """Copy the model's running statistics, or move its own by what the last passes added to these."""
         self._statistics.copy()
-        if self.momentum is not None:
-            passes = (self._tracked - self._counted)[self._layer]
-            self.remember_less(
-                self._norm[3:5], self._running, self._before, self._kept, passes, self.momentum
-            )
-            self._before.copy_(self._running)
-            self._counted.copy_(self._tracked)
+        if self._recent is not None:
+            self._recent.move()
 
     def own_state(self) -> dict[str, Tensor]:
         """The tensors that cannot be worked out from the model again."""
-        state = {"inputs": self._inputs} if self.means else {}
-        if self.momentum is None:
-            return state
-        parts = {"before": self._before, "counted": self._counted}
-        return {"statistics": self._norm[3:5], **parts, **state}
+        state = {} if self._inputs is None else {"inputs": self._inputs.flat}
+        return state if self._recent is None else {**self._recent.state(), **state}
 
     def refresh_weights(self) -> None:
         """Copy the model's weights, and fold BatchNorm into them."""
         self._weights.copy()
         with torch.no_grad():
             into = (self._targets, self._bias)
-            self.fold(self._sources, self._norm, self._giver, *into, self._places)
+            self._fold(self._sources, self._norm, self._giver, *into, self._places)
 
     def move_statistics(self) -> None:
         """Do nothing: scoring in eval mode moves no statistics."""
@@ -325,11 +263,7 @@ class Folded(Cheaper):
                 if isinstance(module, _BatchNorm):
                     module.momentum = 1.0  # so that a pass leaves the statistics of its rows
         model = step.copied if self.reader is None else self.reader.model
-        self.copy = FoldedCopy(model, low, self.momentum, self.means or 0)
-        self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
-        self.copy.follow = step.wrap(follow)
-        for fused, _, _ in self.copy.pairs:
-            fused.patches = step.wrap(patches)
+        self.copy = FoldedCopy(model, low, self.momentum, self.means, step.wrap)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
         """All candidates, and `rows` of them twice."""

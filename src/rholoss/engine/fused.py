@@ -21,7 +21,7 @@ class FusedConv(nn.Module):
     such as the first one, is slow in cuDNN and is done as a matrix product here.
 
     The caller sets `weight` and `bias`. `weight` is [out, height, width, in] for cuDNN, so channels are
-    adjacent; for a matrix product it is [out, columns].
+    adjacent; for a matrix product it is [out, columns]. `patches` is the function below, perhaps compiled.
     """
 
     weight: Tensor
@@ -30,7 +30,7 @@ class FusedConv(nn.Module):
     rows = 0  # of how many rows of its input the mean is kept, for `Folded(means=...)`
     read: Tensor | None = None  # that mean; whole inputs of all layers would take too much memory
 
-    def __init__(self, conv: nn.Conv2d) -> None:
+    def __init__(self, conv: nn.Conv2d, patches: Callable[..., Tensor]) -> None:
         super().__init__()
         assert not isinstance(conv.padding, str)
         self.relu, self.groups = False, conv.groups
@@ -39,7 +39,7 @@ class FusedConv(nn.Module):
         self.inside = inside
         self.columns = columns_of(conv)
         self.shape = (out, self.columns) if self.columns else (out, *self.kernel, inside)
-        self.patches: Callable[..., Tensor] = patches
+        self.patches = patches
 
     def place(self) -> Tensor:
         """The part of `weight` for the weights of the convolution, as a view [out, in, height, width]."""

@@ -6,8 +6,15 @@ the weights move, the new mean can be computed at once; no pass is needed to mea
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from rholoss.engine.fused import FusedConv
+from rholoss.errors import RholossError
 
 # The share by which one pass moves the mean of what a layer reads. What it reads depends on the means that
 # earlier layers had in that pass. If all means followed at once, each would correct what the earlier ones
@@ -55,3 +62,54 @@ def mean_result(weight: Tensor, mean: Tensor) -> Tensor:
     """The mean result [out] of a convolution, without its bias, from its mean input; also for groups."""
     mean = mean.unflatten(0, (-1, weight.shape[1]))
     return (weight.unflatten(0, (len(mean), -1)) * mean[:, None]).sum((2, 3, 4)).flatten()
+
+
+class MeanInputs:
+    """What the convolutions of a folded copy read, on average over the first `rows` rows of late passes.
+
+    A convolution whose BatchNorm layer is frozen is not followed: that layer keeps its means.
+
+    Args:
+        pairs: what stands for each convolution, that convolution, and its BatchNorm layer.
+        model: the whole model, to tell which layers are frozen.
+        rows: of how many rows the mean is taken.
+        wrap: compiles a part, if that is wanted.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[FusedConv, nn.Conv2d, nn.BatchNorm2d]],
+        model: nn.Module,
+        rows: int,
+        wrap: Callable[..., Any],
+    ) -> None:
+        self._read = {f: conv for f, conv, norm in pairs if norm.training or not model.training}
+        if not self._read:
+            raise RholossError(
+                f"`means` is {rows}, but all BatchNorm layers that `Folded` found are frozen (in eval "
+                "mode), so that their means are known; leave `means` out."
+            )
+        self._follow = wrap(follow)
+        self._taps: list[list[Tensor]] = []  # made for images of the size that is seen first
+        shapes = {fused: (conv.in_channels, *conv.kernel_size) for fused, conv, _ in pairs}
+        sizes = [math.prod(shapes[fused]) for fused in self._read]
+        where: dict[str, Any] = {"dtype": torch.float32, "device": pairs[0][1].weight.device}
+        self.flat = torch.full((sum(sizes),), torch.nan, **where)  # of all that are followed
+        own = dict(zip(self._read, self.flat.split(sizes), strict=True))
+        # The mean of each convolution, a view of `flat`; NaN where it is not followed.
+        self.places = [
+            own[fused].view(shape) if fused in own else torch.full(shape, torch.nan, **where)
+            for fused, shape in shapes.items()
+        ]
+        for fused in self._read:
+            fused.rows = rows
+
+    def note(self) -> None:
+        """Move the means towards what the convolutions have just read."""
+        images = [fused.read for fused in self._read if fused.read is not None]
+        if not self._taps:
+            convs = self._read.values()
+            self._taps = [taps(conv, image) for conv, image in zip(convs, images, strict=True)]
+        self._follow(images, self._taps, self.flat)
+        for fused in self._read:
+            fused.read = None  # frees its memory
