@@ -43,7 +43,9 @@ ROOMS = {
     "sources": "core losses",
     "ladder": "core distributed guard sources steplog",
     "arguments": "core ladder losses naming schedules sources",
-    "ledger": "core steplog",
+    "verdict": "steplog",
+    "ledger": "verdict",
+    "watched": "ledger",
     "sampler": "core data dealing indexed picks",
     "memory": "core",
     "plans": "memory",
@@ -58,7 +60,7 @@ ROOMS = {
     "state": "selector",
     "selector": (
         "core data methods scoring schedules ledger guard losses quantities sampler sources steplog "
-        "arguments distributed ladder state"
+        "arguments distributed ladder state watched"
     ),
     "workers": "core data indexed modes picks sampler selector state steplog workers",
     "coreset": "core data indexed methods scoring losses il progress sources",
@@ -93,6 +95,8 @@ TESTED_BY = {
     "optimizers": "il_fit",
     "packing": "distributed",
     "state": "selector_run",
+    "verdict": "ledger",
+    "watched": "ledger",
 }
 
 

@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from rholoss.errors import RholossError
-from rholoss.ledger import Ledger, Verdict, Watched
+from rholoss.ledger import Ledger
 from rholoss.steplog import StepLog
+from rholoss.verdict import Verdict
+from rholoss.watched import Watched
 
 CPU = torch.device("cpu")
 

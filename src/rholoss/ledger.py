@@ -10,54 +10,18 @@ import contextlib
 import math
 import os
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from rholoss.errors import RholossError
-from rholoss.steplog import read_log
+from rholoss.verdict import Run, Verdict, as_run, compared
 
 BACKWARD_FORWARDS = 2  # a backward pass costs about two forward passes
 COUNTS = ("steps", "candidates", "loaded", "trained", "scored", "forwards")
 TIMES = ("scoring_seconds", "dry_run_seconds", "seconds", "loading_seconds")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether selection reached what the baseline reached in less time, irreducible losses included.
-
-    A run that never reached the target has None for `seconds` and `steps`; a baseline that did not
-    has `baseline_reached` False, and the steps and seconds that it took in all.
-    """
-
-    target: float
-    seconds: float | None
-    steps: int | None
-    baseline_seconds: float
-    baseline_steps: int
-    baseline_reached: bool = True
-
-    @property
-    def paid(self) -> bool:
-        """It reached the target, and sooner."""
-        sooner = self.seconds is not None and self.seconds < self.baseline_seconds
-        return sooner or (self.seconds is not None and not self.baseline_reached)
-
-    def __str__(self) -> str:
-        took = "took" if self.baseline_reached else "did not reach it in"
-        base = f"the baseline {took} {self.baseline_steps} steps, {self.baseline_seconds:.1f} s"
-        if self.seconds is None:
-            return f"did not pay: never reached {self.target:.4g}; {base}"
-        word = "paid" if self.paid else "did not pay"
-        return (
-            f"{word}: reached {self.target:.4g} after {self.steps} steps, {self.seconds:.1f} s with the "
-            f"irreducible losses; {base} ({self.baseline_seconds / max(self.seconds, 1e-9):.2f}x)"
-        )
 
 
 @dataclass
@@ -111,6 +75,10 @@ class Ledger:
                 f"`il_runs` must be at least 1, but is {self.il_runs}: the run itself is one of those "
                 "that share the irreducible losses."
             )
+
+    @property
+    def _il_share(self) -> float:
+        return self.il_seconds / self.il_runs
 
     def tick(self) -> None:
         """Add the time since the last tick to `seconds`, unless the clock is stopped."""
@@ -205,7 +173,7 @@ class Ledger:
         self.marks.append((self.steps, self.seconds, float(value)))
         known = float(value) if math.isfinite(value) else None  # JSON has no NaN
         own = {"step": self.steps, "seconds": self.seconds, "value": known}
-        return {"type": "mark", **own, "il_seconds": self.il_seconds / self.il_runs}
+        return {"type": "mark", **own, "il_seconds": self._il_share}
 
     @property
     def overhead(self) -> float:
@@ -251,7 +219,7 @@ class Ledger:
         The cost of the irreducible losses is included, shared by `il_runs`.
         """
         uniform = self.uniform_seconds()
-        own = self.seconds + self.il_seconds / self.il_runs
+        own = self.seconds + self._il_share
         return own / uniform if uniform > 0 else math.inf
 
     def verdict(
@@ -265,36 +233,11 @@ class Ledger:
             baseline: the ledger of the other run, or the path of its log.
             target: the figure to reach; by default the baseline's best.
         """
-        if isinstance(baseline, Ledger):
-            theirs, extra = baseline.marks, baseline.il_seconds / baseline.il_runs
-        elif not isinstance(baseline, (str, os.PathLike)):
-            raise RholossError(
-                f"`baseline` is a {type(baseline).__name__}; pass its ledger (`.ledger`) or the path of its "
-                "log."
-            )
-        else:
-            lines = [line for line in read_log(baseline) if line["type"] == "mark"]
-            theirs = [(m["step"], m["seconds"], m["value"]) for m in lines]
-            extra = max((float(m.get("il_seconds", 0.0)) for m in lines), default=0.0)
-        theirs = [mark for mark in theirs if mark[2] is not None and math.isfinite(mark[2])]
-        ours = [mark for mark in self.marks if math.isfinite(mark[2])]
-        if not theirs or not ours:
-            raise RholossError(
-                "A verdict needs figures of merit of both runs: call `select.mark(accuracy)` at each "
-                "evaluation."
-            )
-        goal = max(value for *_, value in theirs) if target is None else target
-        reached = next((m for m in theirs if m[2] >= goal), None)
-        their_step, their_seconds, _ = reached or theirs[-1]
-        own = next((m for m in ours if m[2] >= goal), None)
-        return Verdict(
-            target=goal,
-            seconds=None if own is None else own[1] + self.il_seconds / self.il_runs,
-            steps=None if own is None else own[0],
-            baseline_seconds=their_seconds + extra,
-            baseline_steps=their_step,
-            baseline_reached=reached is not None,
-        )
+        run = as_run(baseline) if not isinstance(baseline, Ledger) else baseline._run()
+        return compared(self._run(), run, target)
+
+    def _run(self) -> Run:
+        return Run(self.marks, self._il_share)
 
     def __str__(self) -> str:
         self._add_up()
@@ -334,55 +277,3 @@ class Ledger:
         self.notes = list(state["notes"])
         self.marks = [(int(s), float(t), float(v)) for s, t, v in state["marks"]]
         self._now, self._events = None, []
-
-
-class Watched:
-    """A loader whose waiting times go to a ledger."""
-
-    def __init__(self, loader: Iterable[Any], ledger: Ledger) -> None:
-        self.loader, self.ledger = loader, ledger
-        self._told = False
-
-    @property
-    def undealt(self) -> bool:
-        """Whether there are several ranks, and each runs over all rows since nobody shares them out.
-
-        accelerate and Lightning share out the rows of a loader that they are given, but not of this one.
-        """
-        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        if ranks == 1 or getattr(self.loader, "_is_accelerate_prepared", False):
-            return False
-        batches = type(getattr(self.loader, "batch_sampler", None))
-        rows = type(getattr(self.loader, "sampler", None))
-        return batches is BatchSampler and rows in (RandomSampler, SequentialSampler)
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        # `sampler`, `dataset` and the like of the loader inside.
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.undealt and not self._told:
-            self._told = True
-            warnings.warn(
-                "Each rank runs over all rows of the loader that `select.watch` was given. If the ranks "
-                "should share them, give each its part: watch what `accelerator.prepare` or a "
-                "DistributedSampler's loader gives, or DataLoader(dataset, "
-                "batch_sampler=select.batch_sampler(dataset, batch_size)).",
-                stacklevel=2,
-            )
-        iterator, ledger = iter(self.loader), self.ledger
-        while True:
-            ledger.start()
-            before = ledger.seconds
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            ledger.tick()
-            ledger.loading_seconds += ledger.seconds - before
-            yield batch

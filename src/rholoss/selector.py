@@ -18,7 +18,7 @@ from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, Told, place
 from rholoss.guard import Guard
 from rholoss.ladder import Ladder
-from rholoss.ledger import Ledger, Watched
+from rholoss.ledger import Ledger
 from rholoss.losses import LossFunction, check_per_example, target_in
 from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, last_rows, uniform_choice
@@ -26,6 +26,7 @@ from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
 from rholoss.sources import as_source, known_on_host, limit_of, tell_other_labels
 from rholoss.steplog import Chosen, StepLog
+from rholoss.watched import Watched
 
 Tap = Callable[[int, Stats, "Chosen"], None]
 

@@ -22,9 +22,9 @@ from torch import nn
 
 from rholoss import data
 from rholoss.errors import RholossError
-from rholoss.ledger import Watched
 from rholoss.selector import Selector
 from rholoss.steplog import StepLog
+from rholoss.watched import Watched
 
 # After the transfer to the device, and before the precision block of `training_step`.
 HOOK = "on_after_batch_transfer"
