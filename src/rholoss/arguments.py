@@ -153,18 +153,6 @@ def _warn_of_repeats(ids: Any) -> None:
         )
 
 
-def warn_of_one_row(model: nn.Module, rows: int, keep: float) -> None:
-    """Warn if a model with BatchNorm is about to train on a single row."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    if any(module.training and not isinstance(module, nn.SyncBatchNorm) for module in norms):
-        warnings.warn(
-            f"Of a batch of {rows} candidates one row is selected (`keep`={keep}), and the model has "
-            "BatchNorm, which a single row gives no statistics (BatchNorm1d raises). Pass drop_last=True to "
-            "the loader or to `select.batch_sampler`, if this is the last batch; else larger batches.",
-            stacklevel=5,
-        )
-
-
 def check_reducible(loss_k: Tensor) -> None:
     """Raise unless there is one loss for each selected row."""
     if loss_k.ndim != 1:
@@ -174,10 +162,35 @@ def check_reducible(loss_k: Tensor) -> None:
         )
 
 
-def warn_of_weights(method: Method) -> None:
-    """Warn that importance weights were not used."""
-    warnings.warn(
-        f"The method {method.name!r} samples by importance, but its weights were not used. Write "
-        "`loss = select.reduce(loss_B)` with one loss per example, or the gradient is biased.",
-        stacklevel=4,
-    )
+class Reminders:
+    """What a selector warns of once: of a single row for BatchNorm, and of weights that nobody reads."""
+
+    def __init__(self) -> None:
+        self.unread = False  # whether the last step's importance weights were not read
+        self._told: set[str] = set()
+
+    def of_one_row(self, model: nn.Module, rows: int, keep: float, k: int) -> None:
+        """Warn if a model with BatchNorm is about to train on a single row."""
+        if k > 1 or "one row" in self._told:
+            return
+        self._told.add("one row")
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        if any(module.training and not isinstance(module, nn.SyncBatchNorm) for module in norms):
+            warnings.warn(
+                f"Of a batch of {rows} candidates one row is selected (`keep`={keep}), and the model has "
+                "BatchNorm, which a single row gives no statistics (BatchNorm1d raises). Pass "
+                "drop_last=True to the loader or to `select.batch_sampler`, if this is the last batch; else "
+                "larger batches.",
+                stacklevel=4,
+            )
+
+    def of_weights(self, method: Method, weight: Tensor | None) -> None:
+        """Warn if there were importance weights at the step before and nobody has read them."""
+        forgotten, self.unread = self.unread, weight is not None
+        if forgotten and "weights" not in self._told:
+            self._told.add("weights")
+            warnings.warn(
+                f"The method {method.name!r} samples by importance, but its weights were not used. Write "
+                "`loss = select.reduce(loss_B)` with one loss per example, or the gradient is biased.",
+                stacklevel=4,
+            )

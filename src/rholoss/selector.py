@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rholoss import arguments, core, data, methods, sources, state
-from rholoss.arguments import FLUSH_STEPS, check_arguments
+from rholoss.arguments import FLUSH_STEPS, Reminders, check_arguments
 from rholoss.core import Method, Selection, Stats
 from rholoss.distributed import Ranks, Told, place
 from rholoss.guard import Guard
@@ -97,15 +97,9 @@ class Selector:
         arguments.check_options(index, shared, on_scores, auto_off)
         self.keep, self.k = float(1 if keep is None else keep), None if k is None else int(k)
         self.scorer = Scorer(
-            loss,
-            batch_norm=batch_norm,
-            dropout=dropout,
-            draws=draws,
-            precision=precision,
-            chunk=chunk,
-            compile=compile,
-            quantities=quantities,
-        )
+            loss, batch_norm=batch_norm, dropout=dropout, draws=draws, precision=precision, chunk=chunk,
+            compile=compile, quantities=quantities,
+        )  # fmt: skip
         self.find_index = index or data.find_index
         self.shared, self.seed = tuple(shared), int(seed)  # plain: `torch.load` reads no numpy's
         self.flush_every, self.auto_off = flush_every, auto_off
@@ -121,8 +115,7 @@ class Selector:
         self.step, self.off = 0, False  # off: by `auto_off`
         self.selection: Chosen | None = None
         self._checked = False  # whether the dry run is done
-        self._unread = False  # whether the last step's importance weights were not read
-        self._told = self._warned = False  # that was warned of; and so was a single row
+        self._reminders = Reminders()
         self.sampler: CandidateBatches | None = None
         self.smallest: int | None = None  # rows of the last batch of an epoch, if they are known
         self._saved: dict[str, Any] = {}  # a loaded state, to compare with a later batch sampler
@@ -179,7 +172,10 @@ class Selector:
         if rows >= candidates:
             arguments.check_rows(rows, self.k)
             k = self.num_selected(rows)
-        self._warn_of_one_row(model, candidates)
+        if self.k is None:
+            last = None if self._checked else self.smallest  # warned of in time, if it is known
+            fewest = candidates if last is None else min(candidates, last)
+            self._reminders.of_one_row(model, fewest, self.keep, self.num_selected(fewest))
         loss_B = self._irreducible_on_host(ids, batch, phase)
         # Whether no sampler has chosen; of this each rank is sure without asking.
         whole = phase.score or not self.sampler or (self.step == 0 and not self._checked)
@@ -201,16 +197,6 @@ class Selector:
     def num_selected(self, rows: int) -> int:
         """How many rows are selected from a candidate batch of `rows`."""
         return core.num_selected(rows, self.keep) if self.k is None else min(self.k, rows)
-
-    def _warn_of_one_row(self, model: nn.Module, rows: int) -> None:
-        """Once, and at the first call if it can be known then."""
-        if self._warned or self.k is not None:
-            return
-        if not self._checked and self.smallest is not None:
-            rows = min(rows, self.smallest)
-        if self.num_selected(rows) == 1:
-            self._warned = True
-            arguments.warn_of_one_row(model, rows, self.keep)
 
     def _reads_irreducible(self, phase: Phase) -> bool:
         ahead = phase.score or not self._checked
@@ -293,20 +279,21 @@ class Selector:
         points = loaded if scored and self.method.needs - {"irreducible_loss"} else 0
         passes = self.scorer.passes(self.method.needs)
         self.ledger.count(candidates, loaded, len(chosen.position), points, points * passes)
-        forgotten, self._unread = self._unread and not self._told, chosen.weight is not None
+        self._reminders.of_weights(self.method, chosen.weight)
         self.selection, self._checked = chosen, True
         if self.log.path is not None:
             self.log.add(self.step, chosen.index, chosen.score)
         self.step += 1
         for tap in self.on_scores:
             tap(self.step - 1, stats, chosen)
-        if forgotten:
-            self._told = True
-            arguments.warn_of_weights(self.method)
         if self.step % self.flush_every == 0:
             self.flush()
             if self.auto_off is not None and not self.off:
-                self._stop_if_dear(self.auto_off)
+                # On all ranks or on none, as a single one would hang.
+                overheads = self.ranks.exchange(self.ledger.overhead)
+                self.off = self.ledger.is_dear(overheads, self.auto_off)
+                if self.off:
+                    warnings.warn(self.ledger.notes[-1], stacklevel=3)
 
     def flush(self) -> None:
         """Write the log, and raise if something went wrong on the device since the last flush."""
@@ -314,16 +301,10 @@ class Selector:
         self.ledger.read_events()
         self.guard.read()
 
-    def _stop_if_dear(self, limit: float) -> None:
-        """Switch scoring off if it is too slow: on all ranks or on none, as a single one would hang."""
-        self.off = self.ledger.is_dear(self.ranks.exchange(self.ledger.overhead), limit)
-        if self.off:
-            warnings.warn(self.ledger.notes[-1], stacklevel=4)
-
     @property
     def weights(self) -> Tensor | None:
         """Importance weights [k] of the last selection; None if its method has none."""
-        self._unread = False
+        self._reminders.unread = False
         return None if self.selection is None else self.selection.weight
 
     def reduce(self, loss_B: Tensor) -> Tensor:
