@@ -182,8 +182,9 @@ def test_the_engine_compares_all_rows_when_it_is_made():
     il = fit_resident(task.small, Resident(X, Y, device="cpu"), folds=2, batch_size=40)
     options = {"total_steps": 1, "irreducible": il, "candidates": 40}
     moved = Resident(X[ORDER], Y[ORDER], device="cpu")
-    with pytest.warns(UserWarning, match=r"of 240 points have another label than when"):
+    with pytest.warns(UserWarning, match=r"of 240 points have another label than when") as said:
         Trainer(task.small(), moved, **options)
+    assert said[0].filename == __file__
     kept = Resident(X[ORDER], Y[ORDER], ids=ORDER, device="cpu")
     Trainer(task.small(), kept, **options)
     with pytest.warns(

@@ -179,7 +179,7 @@ class LowerResolution(Cheaper):
 
     def replica(self, step: DeviceStep) -> Replica:
         """A copy that does not move the model's running statistics."""
-        return Replica(step.copied, step.dtype or torch.float32, moves=False)
+        return Replica(step.copied, step.low, moves=False)
 
     def flops(self, step: DeviceStep, x: Tensor, y: Tensor) -> float | None:
         """Forward FLOPs of a small image."""

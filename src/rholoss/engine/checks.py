@@ -7,16 +7,18 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rholoss.arguments import check_is_schedule
 from rholoss.core import Method
-from rholoss.engine.resident import Resident
+from rholoss.engine.resident import Resident, check_classes
 from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
 from rholoss.ladder import Ladder
+from rholoss.losses import Task
 from rholoss.memory import check_plan
 from rholoss.schedules import Schedule
+from rholoss.scoring import Scorer
 
 AHEAD = "ahead"  # a value of `overlap`
 
@@ -74,9 +76,12 @@ def check_sizes(keep: float, candidates: int, rows: int) -> None:
         )
 
 
-def check_precision(dtype: torch.dtype | None, precision: str | None) -> None:
-    """Raise for float16, in which small gradients would become 0."""
-    if dtype == torch.float16:
+def check_scorer(scorer: Scorer, loss: Any, precision: str | None, targets: Tensor) -> None:
+    """Raise for a loss that is no task, for labels that are not its, and for float16."""
+    if not isinstance(scorer.loss, Task):
+        raise RholossError(f"`loss` must be a task's name for the engine, but is {loss!r}.")
+    check_classes(targets, scorer.loss.name)
+    if scorer.dtype == torch.float16:
         raise RholossError(
             f"`precision` is {precision!r}, in which small gradients become 0 unless the loss is scaled, "
             "and the engine does not scale it; use 'bf16'. (`Selector` scores in 'fp16', too.)"

@@ -256,14 +256,13 @@ class Folded(Cheaper):
             raise RholossError(
                 "`Folded` scores in eval mode, without dropout; leave `scoring` out for Monte-Carlo passes."
             )
-        low = step.scorer.dtype or torch.float32
         if self.rows is not None:
-            self.reader = Replica(step.copied, low)
+            self.reader = Replica(step.copied, step.low)
             for module in submodules(self.reader.model):
                 if isinstance(module, _BatchNorm):
                     module.momentum = 1.0  # so that a pass leaves the statistics of its rows
         model = step.copied if self.reader is None else self.reader.model
-        self.copy = FoldedCopy(model, low, self.momentum, self.means, step.wrap)
+        self.copy = FoldedCopy(model, step.low, self.momentum, self.means, step.wrap)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
         """All candidates, and `rows` of them twice."""

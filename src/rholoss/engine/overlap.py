@@ -37,9 +37,9 @@ def deliver(waiting: list[Tensor], choice: Choice) -> None:
 class OverlappedStep:
     """A step that trains on the choice made during the step before, and scores the next on a side stream."""
 
-    def __init__(self, step: DeviceStep, dtype: torch.dtype) -> None:
+    def __init__(self, step: DeviceStep) -> None:
         self.step = step
-        self.replica = step.scoring.replica(step) or Replica(step.copied, dtype)
+        self.replica = step.scoring.replica(step) or Replica(step.copied, step.low)
         priority = step.tuning.side_priority
         self.side = (
             torch.cuda.Stream(step.data.device, priority=priority) if _is_cuda(step) else None

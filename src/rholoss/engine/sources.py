@@ -5,11 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rholoss.arguments import tell_other_loss
 from rholoss.core import Method
 from rholoss.engine.optimizers import for_graphs
+from rholoss.engine.resident import Resident
+from rholoss.engine.streamed import Streamed
 from rholoss.errors import RholossError
 from rholoss.il.live import LiveIrreducible
-from rholoss.sources import Source, Table, TableSource, raise_unmeasured
+from rholoss.sources import Source, Table, TableSource, raise_unmeasured, tell_other_labels
+
+
+def checked_table(
+    method: Method, source: Source | None, data: Resident | Streamed, drop: float, loss: str
+) -> Tensor | None:
+    """`irreducible_table`, with a warning if the losses were measured otherwise than they are used."""
+    table = irreducible_table(method, source, data.ids, drop)
+    if table is not None:
+        tell_other_loss(method, source, loss, stacklevel=5)
+        tell_other_labels(source, data.ids, data.targets, stacklevel=5)
+    return table
 
 
 def irreducible_table(

@@ -214,6 +214,7 @@ class DeviceStep:
             None if memory is None else torch.ones_like(memory.seen, dtype=torch.float32)
         )
         self.dtype, self.lr, self.lr_T, self.counters = scorer.dtype, lr, lr_T, counters
+        self.low = scorer.dtype or torch.float32  # of copies that score
         self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the present step
         self.order = Order(len(data), candidates, data.device)
         self.uniform_order = Order(len(data), k, data.device)

@@ -15,7 +15,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rholoss import core, methods
-from rholoss.arguments import tell_other_loss
 from rholoss.core import Method
 from rholoss.engine import checks, state
 from rholoss.engine.ahead import Ahead
@@ -28,22 +27,21 @@ from rholoss.engine.optimizers import Rate, adamw, for_graphs, one_rate, rates
 from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
-from rholoss.engine.resident import Resident, check_classes
+from rholoss.engine.resident import Resident
 from rholoss.engine.rows import Rows, memory_of
-from rholoss.engine.sources import by_id, irreducible_table, live_source
+from rholoss.engine.sources import by_id, checked_table, live_source
 from rholoss.engine.step import DeviceStep
 from rholoss.engine.streamed import Streamed
 from rholoss.engine.tuning import Tuning
 from rholoss.errors import RholossError
 from rholoss.ladder import Ladder
 from rholoss.ledger import Ledger
-from rholoss.losses import Task
 from rholoss.memory import Plan
 from rholoss.modes import submodules
 from rholoss.optimizers import MakeOptimizer, new_optimizer
 from rholoss.schedules import Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import as_source, tell_other_labels
+from rholoss.sources import as_source
 from rholoss.steplog import StepLog
 
 WINDOW = 100  # steps between two reads of what happened on the device
@@ -143,10 +141,7 @@ class Trainer:
         checks.check_schedule(self.schedule, total_steps)
         self.planned_stop = self.schedule.stop  # `catch_up` may stop scoring earlier
         self.source = as_source(irreducible)
-        table = irreducible_table(self.method, self.source, data.ids, self.schedule.drop)
-        if table is not None:
-            tell_other_loss(self.method, self.source, loss)
-            tell_other_labels(self.source, data.ids, data.targets)
+        table = checked_table(self.method, self.source, data, self.schedule.drop, loss)
         memory = None if plan is None else memory_of(data.ids)
         self.rows = Rows(
             data, seed=seed, irreducible=table, drop=self.schedule.drop, plan=plan, memory=memory,
@@ -159,10 +154,7 @@ class Trainer:
         exact = torch.float32 if device.type == "cuda" else torch.float64
         lr_T = rates(learning_rate, total_steps).to(device, exact)
         scorer = Scorer(loss, batch_norm=batch_norm, draws=draws, precision=precision)
-        if not isinstance(scorer.loss, Task):
-            raise RholossError(f"`loss` must be a task's name for the engine, but is {loss!r}.")
-        check_classes(data.targets, scorer.loss.name)
-        checks.check_precision(scorer.dtype, precision)
+        checks.check_scorer(scorer, loss, precision, data.targets)
         self.device_generator = Generator(device).manual_seed(seed)
         self.counters = Counters.empty(WINDOW, self.k, device)
         # A reference to itself would keep the trainer, and the memory of its graphs, alive until Python's
@@ -176,8 +168,7 @@ class Trainer:
             scoring=scoring if isinstance(scoring, Cheaper) else None, tuning=tuning,
             ahead=Ahead(self.model) if overlap == checks.AHEAD else None,
         )  # fmt: skip
-        low = scorer.dtype or torch.float32
-        self.overlapped = OverlappedStep(self.body, low) if overlap else None
+        self.overlapped = OverlappedStep(self.body) if overlap else None
         generators = [self.device_generator] if device.type == "cuda" else []
         select = self.overlapped or self.body.select
         chosen = Captured(select, device, generators)
