@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rholoss.errors import RholossError
-from rholoss.verdict import Run, Verdict, as_run, compared
+from rholoss.verdict import Run, Verdict, compared, in_log
 
 BACKWARD_FORWARDS = 2  # a backward pass costs about two forward passes
 COUNTS = ("steps", "candidates", "loaded", "trained", "scored", "forwards")
@@ -233,11 +233,11 @@ class Ledger:
             baseline: the ledger of the other run, or the path of its log.
             target: the figure to reach; by default the baseline's best.
         """
-        run = as_run(baseline) if not isinstance(baseline, Ledger) else baseline._run()
-        return compared(self._run(), run, target)
-
-    def _run(self) -> Run:
-        return Run(self.marks, self._il_share)
+        if isinstance(baseline, Ledger):
+            run: Run = baseline.marks, baseline._il_share
+        else:
+            run = in_log(baseline)
+        return compared((self.marks, self._il_share), run, target)
 
     def __str__(self) -> str:
         self._add_up()

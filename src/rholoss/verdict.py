@@ -6,17 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rholoss.errors import RholossError
 from rholoss.steplog import read_log
 
-
-class Run(NamedTuple):
-    """The evaluations of a run, and what its irreducible losses cost it."""
-
-    marks: Sequence[tuple[int, float, float]]  # (step, seconds, value) of each
-    il_seconds: float
+# The evaluations of a run, (step, seconds, value) each, and the seconds its irreducible losses cost it.
+Run = tuple[Sequence[tuple[int, float, float]], float]
 
 
 @dataclass(frozen=True)
@@ -52,20 +48,21 @@ class Verdict:
         )
 
 
-def as_run(log: Any) -> Run:
-    """A run from the path of its log."""
+def in_log(log: Any) -> Run:
+    """The run in the log at this path."""
     if not isinstance(log, (str, os.PathLike)):
         raise RholossError(
             f"`baseline` is a {type(log).__name__}; pass its ledger (`.ledger`) or the path of its log."
         )
     lines = [line for line in read_log(log) if line["type"] == "mark"]
     marks = [(m["step"], m["seconds"], m["value"]) for m in lines if m["value"] is not None]
-    return Run(marks, max((float(m.get("il_seconds", 0.0)) for m in lines), default=0.0))
+    return marks, max((float(m.get("il_seconds", 0.0)) for m in lines), default=0.0)
 
 
 def compared(own: Run, baseline: Run, target: float | None) -> Verdict:
     """The verdict on a run; `target` None stands for the best value of the baseline."""
-    ours, theirs = ([m for m in run.marks if math.isfinite(m[2])] for run in (own, baseline))
+    (ours, cost), (theirs, their_cost) = own, baseline
+    ours, theirs = ([m for m in marks if math.isfinite(m[2])] for marks in (ours, theirs))
     if not theirs or not ours:
         raise RholossError(
             "A verdict needs figures of merit of both runs: call `select.mark(accuracy)` at each "
@@ -76,9 +73,9 @@ def compared(own: Run, baseline: Run, target: float | None) -> Verdict:
     their_step, their_seconds, _ = their_first or theirs[-1]
     return Verdict(
         target=goal,
-        seconds=None if first is None else first[1] + own.il_seconds,
+        seconds=None if first is None else first[1] + cost,
         steps=None if first is None else first[0],
-        baseline_seconds=their_seconds + baseline.il_seconds,
+        baseline_seconds=their_seconds + their_cost,
         baseline_steps=their_step,
         baseline_reached=their_first is not None,
     )

@@ -118,8 +118,7 @@ def scoring_seconds(
     live = None if step.live is None else step.live.model  # moves when it first scores
     of_live = None if live is None else copy.deepcopy(live.state_dict())
     names = [name for name, _ in step.model.named_buffers()]
-    generators = [generator] if device.type == "cuda" else []
-    captured = Captured(body, device, generators, stream)
+    captured = Captured(body, device, [generator], stream)
     with kept_buffers(step.model, names), kept_random_state(device, None):
         for _ in range(WARM_UP + 2):
             captured()

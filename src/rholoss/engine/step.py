@@ -129,19 +129,15 @@ def gather_next(
     return ids.index_select(0, rows), *data.batch(rows, drawn)
 
 
-def set_rate(lr: Tensor, lr_T: Tensor, number: Tensor) -> None:
-    """Set `lr` to the rate of step `number`, and count `number` up."""
-    lr.copy_(lr_T.index_select(0, number)[0])
-    number += 1
-
-
 def note(
     counters: Counters, rate: tuple[Tensor, Tensor, Tensor] | None, *what: Tensor | None
 ) -> None:
-    """Note one step (`Counters.record`), and set its rate if it is set on the device (`rate`)."""
+    """Note one step (`Counters.record`), and with `rate` set its rate, and count its number up."""
     counters.record(*what)  # type: ignore[arg-type]
     if rate is not None:
-        set_rate(*rate)
+        lr, lr_T, number = rate
+        lr.copy_(lr_T.index_select(0, number)[0])
+        number += 1
 
 
 @contextlib.contextmanager
@@ -218,6 +214,7 @@ class DeviceStep:
         self.number = torch.zeros(1, dtype=torch.long, device=data.device)  # of the present step
         self.order = Order(len(data), candidates, data.device)
         self.uniform_order = Order(len(data), k, data.device)
+        self.orders = {True: self.order, False: self.uniform_order}  # by whether a step scores
         self.window = data.window(candidates) if isinstance(data, Streamed) else None
         self._rows_from: Any = self.window or data
         self.draws = scorer.draws if method.needs & core.MONTE_CARLO else 1

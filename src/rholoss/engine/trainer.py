@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from rholoss.engine.clock import ScoringCost
 from rholoss.engine.counters import Counters
 from rholoss.engine.interrupt import whole_steps
 from rholoss.engine.optimizers import Rate, adamw, for_graphs, one_rate, rates
-from rholoss.engine.order import Order
 from rholoss.engine.overlap import OverlappedStep
 from rholoss.engine.replay import Recorded, check_scoring
 from rholoss.engine.resident import Resident
@@ -169,19 +168,18 @@ class Trainer:
             ahead=Ahead(self.model) if overlap == checks.AHEAD else None,
         )  # fmt: skip
         self.overlapped = OverlappedStep(self.body) if overlap else None
-        generators = [self.device_generator] if device.type == "cuda" else []
-        select = self.overlapped or self.body.select
-        chosen = Captured(select, device, generators)
+        generators = [self.device_generator]
+        chosen = Captured(self.overlapped or self.body.select, device, generators)
         uniform = Captured(self.body.uniform, device, generators, beside=chosen)
         self.captured = {True: chosen, False: uniform}  # the key says whether the step scores
         self.log = StepLog(log)
         reads = self.body.irreducible is not None  # a run that does not read them is not charged
         self.ledger = Ledger(float(getattr(irreducible, "seconds", 0.0)) if reads else 0.0)
+        self._tuned = functools.partial(tuned_convolutions, device, self.body.tuning.algorithms)
         self._cost = ScoringCost(self.body, self.ledger, overlap=overlap)
         self.on_flush: list[Callable[[int, Tensor, Tensor], None]] = []
         self.step = 0
         self.losses: list[Tensor] = []
-        self._flushed = 0  # steps that were read
         self._window: list[bool] = []  # whether each step since the last flush scored
         self._whole = True  # False after an error or a second Ctrl-C in the middle of a step
         self._diverged: RholossError | None = None
@@ -199,12 +197,9 @@ class Trainer:
             return self.device_generator
         return core.step_generator(self.seed, self.step)
 
-    def _order(self, scores: bool) -> Order:
-        return self.body.order if scores else self.body.uniform_order
-
     def _take_from(self, scores: bool) -> None:
         """Start a new pass over the data if no batch is left in this one, and count the next batch."""
-        order = self._order(scores)
+        order = self.body.orders[scores]
         if order.left == 0:
             self.rows.deal(
                 order, step=self.step, progress=self.step / self.total_steps, scores=scores,
@@ -261,9 +256,6 @@ class Trainer:
         with self._tuned(), says_what_to_reduce(self.to_reduce):
             return self._cost.time(self.captured[True].stream, repeats)
 
-    def _tuned(self) -> AbstractContextManager[None]:
-        return tuned_convolutions(self.data.device, self.body.tuning.algorithms)
-
     def _one_step(self) -> None:
         if self.step == self.schedule.stop:
             self.body.uniform_order.left = 0  # the rest of this pass still has the rows to drop
@@ -277,11 +269,11 @@ class Trainer:
         self._take_from(scores)
         self.captured[scores]()
         if self.body.window is not None:  # the host reads ahead while the device works
-            self.body.window.prefetch(self._order(scores).coming())
+            self.body.window.prefetch(self.body.orders[scores].coming())
+        self._window.append(scores)
         self.step += 1
         rows = self.candidates if scores else self.k
         self.ledger.count(rows, rows, self.k, *(self._cost.passes() if scores else (0, 0)))
-        self._window.append(scores)
         self._whole = True
         if self.step % WINDOW == 0:  # so that a resumed run reads at the same steps
             self.flush()
@@ -302,8 +294,8 @@ class Trainer:
         self._cost.tell()
         self.losses.append(noted.loss)
         for i in range(num):
-            self.log.add(self._flushed + i, noted.index[i], noted.score[i] if scored[i] else None)
-        self._flushed += num
+            score = noted.score[i] if scored[i] else None
+            self.log.add(self.step - num + i, noted.index[i], score)
         self.log.flush()
         reducible = noted.reducible[torch.tensor(scored, device="cpu")]
         self.reducible = torch.cat([self.reducible, reducible])
@@ -385,7 +377,7 @@ class Trainer:
         Args:
             step: the number of the next step.
         """
-        self.step = self._flushed = step
+        self.step = step
         self._window, self.losses, self._whole, self._diverged = [], [], True, None
         self.body.number.fill_(step)
         self.counters.clear()
