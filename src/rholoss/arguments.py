@@ -16,7 +16,7 @@ from rholoss.ladder import Ladder
 from rholoss.losses import TASKS
 from rholoss.naming import code_hash, named
 from rholoss.schedules import Schedule
-from rholoss.sources import Source, TableSource
+from rholoss.sources import Source, TableSource, tell_other_labels
 
 FLUSH_STEPS = 100  # errors on a GPU are raised at most this many steps late
 
@@ -130,11 +130,15 @@ def check_rows(rows: int, k: int | None) -> None:
         )
 
 
-def check_first(source: Source | None, model: nn.Module, ids: Any) -> None:
-    """Checks before the first selection. Waits for the device."""
-    if source is not None:
-        source.check_target(model)
-    _warn_of_repeats(ids)
+def check_first(
+    method: Method, source: Source | None, model: nn.Module, ids: Any, labels: Tensor | None
+) -> None:
+    """Checks before the first selection; `labels` if irreducible losses are read. Waits for the device."""
+    if method.needs:
+        if source is not None:
+            source.check_target(model)
+        _warn_of_repeats(ids)
+    tell_other_labels(source, ids, labels, stacklevel=5)
 
 
 def _warn_of_repeats(ids: Any) -> None:

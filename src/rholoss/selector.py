@@ -24,7 +24,7 @@ from rholoss.quantities import Quantity
 from rholoss.sampler import CandidateBatches, last_rows, uniform_choice
 from rholoss.schedules import Phase, Schedule, constant
 from rholoss.scoring import Scorer
-from rholoss.sources import as_source, known_on_host, limit_of, tell_other_labels
+from rholoss.sources import as_source, known_on_host, limit_of
 from rholoss.steplog import Chosen, StepLog
 from rholoss.watched import Watched
 
@@ -166,8 +166,6 @@ class Selector:
         rows = candidates = len(ids)
         if self.sampler and not phase.score:
             candidates = self.sampler.rows_at(self.step)
-        if not self._checked and self.method.needs:
-            arguments.check_first(self.source, model, ids)
         k = rows  # chosen already, if they are fewer than the candidates
         if rows >= candidates:
             arguments.check_rows(rows, self.k)
@@ -176,7 +174,14 @@ class Selector:
             last = None if self._checked else self.smallest  # warned of in time, if it is known
             fewest = candidates if last is None else min(candidates, last)
             self._reminders.of_one_row(model, fewest, self.keep, self.num_selected(fewest))
-        loss_B = self._irreducible_on_host(ids, batch, phase)
+        loss_B, reads = None, self._reads_irreducible(phase)
+        if not self._checked:
+            labels = target_in(self.body(batch), self.scorer.loss) if reads else None
+            arguments.check_first(self.method, self.source, model, ids, labels)
+        if reads:
+            carried = data.carried_irreducible(batch)
+            arguments.check_source(self.method, self.source, carried)
+            loss_B = known_on_host(self.source, ids, carried)
         # Whether no sampler has chosen; of this each rank is sure without asking.
         whole = phase.score or not self.sampler or (self.step == 0 and not self._checked)
         moves = self.ranks.chooses_together and whole
@@ -201,15 +206,6 @@ class Selector:
     def _reads_irreducible(self, phase: Phase) -> bool:
         ahead = phase.score or not self._checked
         return phase.drop > 0 or (ahead and "irreducible_loss" in self.method.needs)
-
-    def _irreducible_on_host(self, ids: Any, batch: Any, phase: Phase) -> Tensor | None:
-        if not self._reads_irreducible(phase):
-            return None
-        carried = data.carried_irreducible(batch)
-        arguments.check_source(self.method, self.source, carried)
-        if not self._checked:
-            tell_other_labels(self.source, ids, target_in(self.body(batch), self.scorer.loss), 5)
-        return known_on_host(self.source, ids, carried)
 
     def _measure(
         self,
@@ -347,15 +343,10 @@ class Selector:
             seed: of the order.
         """
         self.sampler = CandidateBatches(
-            dataset,
-            batch_size,
+            dataset, batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed, ranks=place(),
             step=functools.partial(getattr, self, "step"),  # no lambda: a copy reads its own
             choose=self._choose_ahead,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            ranks=place(),
-        )
+        )  # fmt: skip
         self._charge(dataset)
         state.check_decides(self._saved, {"candidates": self.sampler.about()})
         self._saved, self.smallest = {}, self.sampler.rows_at(len(self.sampler) - 1)
