@@ -326,8 +326,8 @@ class Folded(Cheaper):
                     module.momentum = 1.0  # so that a pass leaves the statistics of its rows
         model = step.copied if self.reader is None else self.reader.model
         self.copy = FoldedCopy(model, low, self.momentum, self.means or 0)
-        self.copy.fold, self.copy.remember_less = step.wrap(fold), step.wrap(remember_less)
-        self.copy.follow = step.wrap(follow)
+        for part in (fold, remember_less, follow):  # of many small kernels, which options may join
+            setattr(self.copy, part.__name__, step.wrap(part, **step.tuning.scoring))
         for fused, _, _ in self.copy.pairs:
             fused.patches = step.wrap(patches)
 
