@@ -24,8 +24,7 @@ recent="folded, recent statistics" following="folded, following means"
 ahead="$following, overlapped, ahead"
 
 step() {
-    ${limit:+timeout --foreground -k 10 "$limit"} \
-        "$python" benchmarks/bench_step.py --steps 300 --out "$results/step.jsonl" --rows "$@"
+    "$python" benchmarks/bench_step.py --steps 300 --out "$results/step.jsonl" --rows "$@"
 }
 
 agreement() {
@@ -56,9 +55,6 @@ if has algorithms; then
         "rho 32 of 320; products, combined, all algorithms, sort compiled" \
         "rho 32 of 320, $following; products, combined, all algorithms" \
         "rho 32 of 320, $ahead; products, combined, all algorithms" "rho 32 of 320, eager float32"
-    # Reductions whose parts wait for each other: if they wait for ever, nothing else does.
-    limit=180 step "uniform 32; products, combined, cooperative" \
-        "rho 32 of 320; products, combined, sort compiled, cooperative"
 fi
 if has scores; then
     agreement scores --options "$recent" "$following" "$ahead" "shortlist of 85 %, $ahead" overlapped \

@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+import torch._dynamo  # else the first trainer imports it, and Python then keeps that trainer for a while
 from fixtures_gpu import Generator, pretended_gpu  # noqa: F401
 from fixtures_images import IL, IMAGES, Y
 from torch import nn
@@ -91,6 +92,12 @@ OPTIONS = {
     "annealed, probation": lambda: folded(
         schedule=rho.annealed(STEPS, switch=0.5, drop=0), plan=PROBATION
     ),
+    "annealed, shortlist, ahead": lambda: folded(
+        scoring=Shortlist(0.5, by=Folded(0.5, means=8)),
+        overlap="ahead",
+        plan=PROBATION,
+        schedule=rho.annealed(STEPS, switch=0.5, drop=0),
+    ),
     "annealed": lambda: {"schedule": rho.annealed(STEPS, switch=0.5, drop=0.1)},
     "window": lambda: {"schedule": rho.window(6, 14)},
     "SGD": lambda: {"optimizer": lambda p: torch.optim.SGD(p, momentum=0.9, fused=True)},
@@ -140,7 +147,7 @@ def test_replayed_steps_do_what_eager_ones_do(monkeypatch, kind):
     check_same(graphs, eager)
 
 
-@pytest.mark.parametrize("kind", ["rho", "overlapped", "annealed, probation", "shortlist"])
+@pytest.mark.parametrize("kind", ["rho", "overlapped", "annealed, shortlist, ahead", "shortlist"])
 def test_streamed_rows_reach_a_graph(kind):
     streamed, resident = (done(make(kind, data)) for data in (Streamed, Resident))
     assert any(captured.graph for captured in streamed.captured.values())
@@ -157,6 +164,7 @@ RESUMED = (
     "proxy",
     "shortlist",
     "annealed, probation",
+    "annealed, shortlist, ahead",
 )
 
 

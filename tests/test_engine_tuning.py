@@ -168,6 +168,10 @@ def test_options_go_to_the_pass_that_they_are_for(monkeypatch):
     assert "top_k" in given
     assert not any(given.values())
     given.clear()
+    following = {"batch_norm": "eval", "scoring": Folded(0.5, means=8)}
+    trained(Tuning(scoring, training), compile=True, **following)  # folding is a part of scoring
+    assert [given[part] for part in ("fold", "remember_less", "follow")] == [scoring] * 3
+    given.clear()
     trained(None, compile=True)
     assert "top_k" not in given
     assert not any(given.values())

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +263,8 @@ class Folded(Cheaper):
                 if isinstance(module, _BatchNorm):
                     module.momentum = 1.0  # so that a pass leaves the statistics of its rows
         model = step.copied if self.reader is None else self.reader.model
-        self.copy = FoldedCopy(model, step.low, self.momentum, self.means, step.wrap)
+        wrap = functools.partial(step.wrap, **step.tuning.scoring)  # joins many small kernels
+        self.copy = FoldedCopy(model, step.low, self.momentum, self.means, wrap)
 
     def passes(self, candidates: int, k: int) -> tuple[int, int]:
         """All candidates, and `rows` of them twice."""
