@@ -46,9 +46,12 @@ def read(*paths: Path) -> Iterator[dict[str, Any]]:
 
 
 def missing(path: Path, fields: Sequence[str], asked: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """The cells that have no line yet. A cell is a tuple of the values of these fields."""
-    have = {tuple(line[name] for name in fields) for line in read(path)}
-    return [cell for cell in asked if cell not in have]
+    """The cells that have no line yet; how many is told. A cell is a tuple of the values of these fields."""
+    have, cells = {tuple(line[name] for name in fields) for line in read(path)}, list(asked)
+    todo = [cell for cell in cells if cell not in have]
+    also = "" if todo else f"; `--out FILE` makes them again, in another file than {path}"
+    print(f"{len(todo)} runs to do, {len(cells) - len(todo)} have their line{also}", flush=True)
+    return todo
 
 
 @contextlib.contextmanager
@@ -70,6 +73,14 @@ def save(path: Path, text: str) -> Path:
     with replacing(path) as temporary:
         temporary.write_text(text)
     return path
+
+
+def page_of(lines: Path) -> Path:
+    """Where the page of these lines goes: README.md beside `runs.jsonl`, else the file's name with .md.
+
+    Lines may lie anywhere, and what is called README.md there may be of something else.
+    """
+    return lines.with_name("README.md") if lines.name == "runs.jsonl" else lines.with_suffix(".md")
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
@@ -106,6 +117,7 @@ def about(module: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "threads": torch.get_num_threads(),  # other sums on a CPU, so other numbers
         "date": str(datetime.date.today()),
         "command": " ".join([f"python -m {module}", *_quoted(without_places(sys.argv[1:]))]),
     }

@@ -344,6 +344,9 @@ def test_the_commands_from_tuning_to_the_page(tiny, tmp_path, monkeypatch, capsy
     text = (tmp_path / "README.md").read_text()
     assert "cifar10, all points, 0.4 s, irreducible losses reused" in text
     assert text.count("(2)") == 2
+    command.main(["report", "--out", str(tmp_path / "again.jsonl")])
+    assert (tmp_path / "again.md").exists()  # beside other lines there is a page of another name
+    assert (tmp_path / "README.md").read_text() == text
     monkeypatch.setattr(records, "device", lambda: "another GPU")
     with pytest.raises(SystemExit, match="runs of cpu"):
         command.main(words)

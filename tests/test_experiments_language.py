@@ -205,7 +205,7 @@ def test_irreducible_losses_are_kept_in_one_small_file(bench, monkeypatch):
         other.fitted(task, "small")
 
 
-def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, capsys):
+def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, capsys, monkeypatch):
     out = tmp_path / "language" / "runs.jsonl"
     common = [
         "--data",
@@ -233,6 +233,21 @@ def test_runs_write_lines_and_a_page_and_are_not_run_twice(bundle, tmp_path, cap
     capsys.readouterr()
     command.main(["paper", *common, "--epochs", "1"])
     assert "0 runs to do" in capsys.readouterr().out
+    monkeypatch.setattr(command, "RESULTS", out)  # what is committed is made again on demand alone
+    with pytest.raises(SystemExit, match="--again needs --out"):
+        command.main(["paper", *common, "--again"])
+    elsewhere = ["paper", *common, "--epochs", "1", "--methods", "uniform"]
+    elsewhere[elsewhere.index(str(out))] = str(tmp_path / "again.jsonl")
+    for words, number in (
+        (elsewhere, 0),
+        ([*elsewhere, "--again"], 1),
+        ([*elsewhere, "--again"], 0),
+    ):
+        command.main(words)
+        assert f"{number} runs to do" in capsys.readouterr().out
+    command.main(["report", "--out", str(tmp_path / "again.jsonl")])
+    assert (tmp_path / "again.md").exists()
+    assert not (tmp_path / "README.md").exists()
     command.main(["report", "--out", str(out)])
     page = (out.parent / "README.md").read_text()
     assert "cola, the paper's protocol" not in page  # runs that were cut short are other runs

@@ -56,6 +56,27 @@ def test_the_command_names_no_place(monkeypatch):
     assert command == 'python -m experiments run --labels "noise 10 %" --seeds 0'
 
 
+def test_a_line_tells_on_how_many_threads_it_was_made(monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)  # others give other last digits
+    assert records.about("experiments")["threads"] == 7
+
+
+def test_what_is_missing_is_told_and_how_all_of_it_is_made_again(tmp_path, capsys):
+    path = tmp_path / "runs.jsonl"
+    records.append(path, {"seed": 0, "steps": 9})
+    assert records.missing(path, ("seed",), [(0,), (1,)]) == [(1,)]
+    assert capsys.readouterr().out == "1 runs to do, 1 have their line\n"
+    assert records.missing(path, ("seed",), [(0,)]) == []
+    told = f"0 runs to do, 1 have their line; `--out FILE` makes them again, in another file than {path}"
+    assert capsys.readouterr().out == f"{told}\n"
+
+
+def test_a_page_takes_the_place_of_no_other(tmp_path):
+    committed = tmp_path / "fair_clock" / "runs.jsonl"
+    assert records.page_of(committed) == tmp_path / "fair_clock" / "README.md"
+    assert records.page_of(Path("again.jsonl")) == Path("again.md")
+
+
 def test_seconds_of_another_device_are_another_race(tmp_path, monkeypatch):
     committed, out = tmp_path / "committed.jsonl", tmp_path / "out.jsonl"
     monkeypatch.setattr(records, "device", lambda: "a GPU")

@@ -282,6 +282,17 @@ def test_the_study_writes_lines_once_and_a_page(tiny, tmp_path, monkeypatch, cap
     assert f"{elsewhere} has no runs" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="has no runs, so there is no page"):
         command.main(["report", "--settings", "all", "--out", str(elsewhere)])
+    with pytest.raises(SystemExit):
+        command.main(["table1", "--settings", "all", "--again", "--out", str(out)])
+    assert "--again needs --out" in capsys.readouterr().err
+    (tmp_path / "README.md").write_text("of something else")
+    words = ["table1", "--settings", "all", "--seeds", "0", "--again"]
+    for _ in range(2):  # what is committed is made again, once
+        command.main([*words, "--out", str(tmp_path / "again.jsonl")])
+    again = list(records.read(tmp_path / "again.jsonl"))
+    assert [line["chain"] for line in again] == [line["chain"] for line in lines]
+    assert (tmp_path / "README.md").read_text() == "of something else"
+    assert (tmp_path / "again.md").read_text().startswith("# Table 1")
     chain_of = lines[0]["chain"]
     assert chain_of["0"]["spearman"] == chain_of["0"]["overlap"] == 1.0
     for result in chain_of.values():
@@ -317,6 +328,13 @@ def test_pages_take_the_last_line_of_a_seed_and_the_mean_of_seeds():
     found = page.by_setting([line(0, 0.1), line(1, 0.4), line(0, 0.2)])
     assert [entry["chain"]["2"]["spearman"] for entry in found["A"]] == [0.2, 0.4]
     assert page.over(found["A"], "2", page.spearman_of) == "0.30 (0.20-0.40)"
+    short = line(0, 0.9)
+    short["chain"] = {
+        name: {**result, "by_batch": [0.9]} for name, result in short["chain"].items()
+    }
+    assert (
+        page.over_time({"A": [short]})[-1] == "| A |  |  |  |"
+    )  # of one batch there are no thirds
     look, larger = ({**line(0, 0.9), "limit": limit} for limit in (60, 80))
     assert page.by_setting([line(1, 0.4), look])["A"] == [line(1, 0.4)]  # no look stands beside it
     assert page.by_setting([larger, {**look, "seed": 1}])["A"] == [larger]

@@ -1,4 +1,4 @@
-"""python -m experiments.digits table1|report [--settings A B ...] [--seeds 0 1 2] [--data DIR] [--out FILE]
+"""python -m experiments.digits table1|report [--settings A B ...] [--seeds 0 1 2] [--again] [--out FILE]
 
 `table1` runs what is missing and makes the page; by default the settings that a CPU can do.
 """
@@ -32,20 +32,26 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--seconds", type=float, default=math.inf, help="none begins after so long")
     parser.add_argument("--out", type=Path, default=table1.RUNS, help="file of lines")
+    parser.add_argument(
+        "--again", action="store_true", help="also what has a committed line; new ones go to --out"
+    )
     parser.add_argument("--data", default=None, help="directory with MNIST/raw; else RHOLOSS_DATA")
     a = parser.parse_args(words)
     names = list(table1.SETTINGS) if a.settings == ["all"] else a.settings
     unknown = sorted(set(names) - set(table1.SETTINGS))
     if unknown:
         parser.error(f"`--settings` has {unknown}; choose of {'; '.join(table1.SETTINGS)}")
+    if a.again and a.out == table1.RUNS:
+        parser.error("--again needs --out, a file for the lines of the runs made again")
     if a.command == "table1":
-        given = {"root": a.data, "limit": a.limit, "seconds": a.seconds}
+        given = {"root": a.data, "limit": a.limit, "seconds": a.seconds, "again": a.again}
         table1.run(names, a.seeds, out=a.out, **given)
     if next(records.read(a.out), None) is not None:
         print(page.write(a.out))
         return
     told = (
-        f"{a.out} has no runs, so there is no page. (Runs that are committed are not made again.)"
+        f"{a.out} has no runs, so there is no page. (Runs that are committed are not made again without "
+        "--again.)"
     )
     if a.command == "report":
         raise SystemExit(told)

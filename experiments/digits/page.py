@@ -97,7 +97,7 @@ def over_time(found: Mapping[str, Sequence[Line]]) -> list[str]:
                     by_batch = line["chain"][link.name]["by_batch"]
                     cut = len(by_batch) // 3
                     values += by_batch[third * cut : (third + 1) * cut]
-            cells.append(f"{statistics.fmean(values):.2f}")
+            cells.append(f"{statistics.fmean(values):.2f}" if values else "")  # of a look
         rows.append(cells)
     return table(["reading", "first third", "second third", "last third"], rows)
 
@@ -112,7 +112,10 @@ def where(found: Mapping[str, Sequence[Line]]) -> str:
     )
     commands = sorted({line["command"] for lines in found.values() for line in lines})
     told = "; ".join(f"`{command}`" for command in commands)
-    return f"{told}. Made on {'; '.join(kinds)}. Lines: [runs.jsonl](runs.jsonl)."
+    return (
+        f"{told}. Made on {'; '.join(kinds)}. Lines: [runs.jsonl](runs.jsonl). What has its line is made once more "
+        "with `--again --out FILE`."
+    )
 
 
 def seconds(lines: Sequence[Line]) -> str:
@@ -241,4 +244,4 @@ def write(runs: Path = FOLDER / "runs.jsonl") -> Path:
     if BEGIN in text and END in text:
         rows = "\n".join(claims(by_setting(lines)))
         records.save(above, put_between(text, BEGIN, END, rows))
-    return records.save(folder / "README.md", "\n".join(page(lines)) + "\n")
+    return records.save(records.page_of(runs), "\n".join(page(lines)) + "\n")

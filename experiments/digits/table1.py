@@ -100,18 +100,19 @@ def run(
     limit: int | None = None,
     seconds: float = math.inf,
     settings: dict[str, Setting] | None = None,
+    again: bool = False,
 ) -> None:
     """Run the settings of these names for each seed, unless they have a line; append one for each.
 
-    What is committed counts as done, wherever new lines go. `limit` takes the first points of train and
-    holdout set only, for a quick look. None begins after `seconds`.
+    Without `again` what is committed counts as done, wherever new lines go. `limit` takes the first points
+    of train and holdout set only, for a quick look. None begins after `seconds`.
     """
     if limit is not None and out == RUNS:
         raise RholossError(
             f"`limit` is {limit}, for a look; give another file than {out}, whose lines are of all points."
         )
     known, begun = settings or SETTINGS, time.perf_counter()
-    done = {key_of(record) for record in records.read(RUNS, out)}
+    done = {key_of(record) for record in records.read(*([] if again else [RUNS]), out)}
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     fitted: dict[tuple[Any, ...], Any] = {}
     wanted = [(seed, name) for seed in seeds for name in names]

@@ -350,7 +350,7 @@ are taken seed by seed, with their 95 % t interval; bold: ahead, with 0 outside 
 
 
 def write(out: Path) -> Path:
-    """Write README.md and the plot beside the result lines."""
+    """Write the page and the plot beside the result lines."""
     # Of two lines of a run the later counts: twice the same is no second seed.
     every = {Cell.of(line).key(): line for line in records.read(out)}
     lines = [line for line in every.values() if line["arm"] in ARMS]
@@ -363,4 +363,4 @@ def write(out: Path) -> Path:
     # where the first was tuned before they were kept.
     arms = [name for name in ARMS if name in finals | {"uniform", "uniform, remembering"}]
     text = page(lines, draw_curves(plain, out.parent / "curves.png", arms))
-    return records.save(out.parent / "README.md", text)
+    return records.save(records.page_of(out), text)

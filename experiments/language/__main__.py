@@ -34,6 +34,8 @@ PACE = "pace.json"  # where the processes find the times of steps
 
 def main(words: list[str] | None = None) -> None:
     a = _parser().parse_args(words)
+    if a.again and a.out == RESULTS:
+        raise SystemExit("--again needs --out, a file for the lines of the runs made again.")
     if a.budget <= 0:  # 0 stands for the paper's protocol
         raise SystemExit(f"--budget {a.budget:g}: give more than 0 seconds.")
     if a.command == "report":
@@ -60,7 +62,7 @@ def _make(a: argparse.Namespace, words: list[str]) -> None:
     ]
     fair_runs = a.command == "fair"  # those of the paper's protocol are the same on any device
     lines = records.of_this_device(
-        [RESULTS], a.out, lambda line: fair_runs and cell_of(line).budget > 0
+        [] if a.again else [RESULTS], a.out, lambda line: fair_runs and cell_of(line).budget > 0
     )
     have = {cell_of(line).key() for line in lines}
     cells = [cell for cell in cells if cell.key() not in have]
@@ -91,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         "--store", type=Path, default=Path("data/language-il"), help="of irreducible losses"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--again", action="store_true", help="also what has a committed line; new ones go to --out"
+    )
     return parser
 
 

@@ -242,16 +242,18 @@ def page(lines: list[dict[str, Any]], folder: Path | None = None) -> str:
     about = sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in lines})
     commands = sorted({r["command"] for r in lines})
     text += ["## How it was made", "", *(f"- {line}" for line in about), "", "```"]
-    return "\n".join([*text, *commands, "python -m experiments.language report", "```", ""])
+    text += [*commands, "python -m experiments.language report", "```", ""]
+    again = "What has its line is made once more with `--again --out FILE`."
+    return "\n".join([*text, again, ""])
 
 
 def write(out: Path) -> Path:
-    """Write README.md beside the lines."""
+    """Write the page beside the lines."""
     # Of two lines of a run the later counts: twice the same is no second seed.
     lines = list({cell_of(line).key(): line for line in records.read(out)}.values())
     if not lines:
         raise SystemExit(f"{out} has no runs; make some with `paper` or `fair`.")
-    return records.save(out.parent / "README.md", page(lines, out.parent))
+    return records.save(records.page_of(out), page(lines, out.parent))
 
 
 INTRODUCTION = """\
