@@ -113,9 +113,7 @@ def check_items(
         item = view[position]
         hashed = content_hash(item)
         found.append(hashed)
-        again.append(
-            (copy(item), copy(view[position]))
-        )  # a collator may take entries out of a dict
+        again.append((copy(item), copy(view[position])))  # a collator may pop entries
         if hashed != content_hash(again[-1][1]):
             raise RholossError(
                 f"The item of id {id_} was fetched twice and differs, so it is augmented at random. "
