@@ -71,6 +71,17 @@ def test_irreducible_losses_that_cost_the_whole_run_can_never_pay() -> None:
     assert "smaller model" in said[0]
 
 
+def test_advice_blames_the_irreducible_losses_where_the_steps_are_cheap() -> None:
+    said = " ".join(
+        advice(timings(), costs(timings(), il_seconds=1.5, steps=1000))
+    )  # half of uniform's 3 s
+    assert (
+        "k=2 costs 1.67x a uniform step, but with the irreducible losses it must need 3.33x" in said
+    )
+    assert "(--il-runs), or make them with a smaller model" in said
+    assert "No k" not in said
+
+
 def test_cost_of_irreducible_losses_needs_steps() -> None:
     with pytest.raises(RholossError, match=r"cost 5 s, but the number of steps .* pass `steps`"):
         costs(timings(), il_seconds=5)

@@ -376,3 +376,33 @@ def test_layers_without_a_shape_are_told():
         quick(lazy, blobs(40, 0), folds=2)
     with pytest.raises(RholossError, match=says.format("model")):
         score_irreducible(lazy(), blobs(40, 0), progress=False)
+
+
+def test_a_collate_function_that_is_random_is_told_of():
+    def noisy(items):
+        x, y = torch.utils.data.default_collate(items)
+        return x + torch.rand(()), y
+
+    message = "another batch of the same items of `{}` each time: it masks or augments at random"
+    with pytest.warns(UserWarning, match=message.format("score")):
+        quick(small, blobs(40, 1), score=blobs(40, 0), collate_fn=noisy)
+    with pytest.warns(UserWarning, match=message.format("dataset")):
+        score_irreducible(small(), blobs(40, 0), collate_fn=noisy, progress=False)
+
+
+def test_a_collate_function_may_take_labels_out_of_the_items():
+    def popping(items):
+        labels = torch.stack([item.pop("labels") for item in items])
+        return {"x": torch.stack([item["x"] for item in items]), "labels": labels}
+
+    same = score_irreducible(small(), dicts(blobs(40, 0)), collate_fn=popping, progress=False)
+    assert same.dense.isfinite().all()
+
+
+def test_items_that_cannot_be_stacked_ask_for_a_collate_function():
+    ragged = Items([{"x": torch.zeros(3 + i % 2), "labels": torch.tensor(0)} for i in range(8)])
+    message = (
+        r"items of `dataset` cannot be made into a batch \(RuntimeError: .*\)\. Pass `collate_fn="
+    )
+    with pytest.raises(RholossError, match=message):
+        score_irreducible(small(), ragged, progress=False)

@@ -1,5 +1,7 @@
 """What a model is called with, and what is said where it does not fit."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -272,3 +274,23 @@ def test_a_text_of_which_no_token_counts_is_not_chosen(loss, first):
         model, (torch.arange(12), tokens, labels)
     )
     assert sorted(index.tolist()) == list(range(4, 12))
+
+
+def test_an_error_within_the_model_says_how_it_was_called():
+    note = r"rholoss called model\(torch.float32 \(40, 8\)\) to measure losses.*pass `loss=`"
+
+    class TakesTheBatch(Model):
+        def forward(self, batch):
+            return self.net(batch["x"])
+
+    one_input = [{"x": x, "label": y} for x, y in zip(X, Y, strict=True)]
+    for model, data in ((TakesTheBatch(), one_input), (Model().bfloat16(), TensorDataset(X, Y))):
+        with pytest.raises((TypeError, IndexError, RuntimeError)) as caught:
+            rho.Selector("loss", keep=0.5)(model, batch(data))
+        assert re.search(note, "\n".join(caught.value.__notes__))
+
+
+def test_soft_labels_are_told_from_several_labels():
+    message = "If these are soft labels, pass a function .* that returns F.cross_entropy"
+    with pytest.raises(RholossError, match=message):
+        rho.Selector("loss", keep=0.5)(Model(), batch(TensorDataset(X, torch.rand(40, 2))))

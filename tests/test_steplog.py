@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from rholoss import Selector
 from rholoss.errors import RholossError
 from rholoss.steplog import StepLog, read_log
 
@@ -42,6 +43,14 @@ def test_one_line_a_step_in_plain_json(tmp_path):
     assert "Infinity" not in log.path.read_text()
     log.flush()
     assert len(lines(log.path)) == 4
+
+
+def test_a_mark_before_the_first_step_waits_for_it(tmp_path):
+    select = Selector("uniform", k=1, log=tmp_path / "log")
+    select.mark(0.1)
+    select(torch.nn.Linear(1, 1), (torch.arange(2), torch.zeros(2, 1)))
+    select.mark(0.2)
+    assert [line["type"] for line in lines(tmp_path / "log")] == ["mark", "step", "mark"]
 
 
 def test_without_a_path_nothing_is_kept():

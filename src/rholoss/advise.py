@@ -120,6 +120,12 @@ def _about_k(rows: Sequence[Cost]) -> str:
     if cheap:
         return f"k={max(cheap)} costs less than 2x a uniform step: start with keep={1 / max(cheap):.3g}."
     first = rows[0]
+    if first.ratio < 2:
+        return (
+            f"k={first.k} costs {first.ratio:.2f}x a uniform step, but with the irreducible losses it must "
+            f"need {first.break_even:.2f}x fewer steps. Share them among several runs (--il-runs), or make "
+            "them with a smaller model."
+        )
     return (
         f"No k costs less than 2x a uniform step: k={first.k} must already need {first.break_even:.2f}x "
         "fewer steps. Make scoring or loading cheaper first."

@@ -58,9 +58,10 @@ class Indexed(Dataset[Any]):
 class WithIndex(Indexed):
     """A data set whose items carry their id: `(x, y)` becomes `(index, x, y)`, a dict gets "index".
 
-    The id is the row of the underlying data set, also through (nested) `Subset`s, so that what was
-    measured for an id holds for every view of the data. A data set whose items carry ids already (a
-    `Subset` of a `WithIndex`) keeps them.
+    Any other item (a list, a named tuple, a tensor) becomes `(index, item)`. The id is the row of the
+    underlying data set, also through (nested) `Subset`s, so that what was measured for an id holds for
+    every view of the data. A data set whose items carry ids already (a `Subset` of a `WithIndex`) keeps
+    them.
 
     Args:
         dataset: a data set with `__getitem__` and `__len__`; for streams see `Stream`.

@@ -91,6 +91,18 @@ def check_fits(
         ) from None
 
 
+def _how_called(positional: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    def shown(value: Any) -> str:
+        seen = isinstance(value, Tensor)
+        return f"{value.dtype} {tuple(value.shape)}" if seen else type(value).__name__
+
+    inputs = [*map(shown, positional), *(f"{name}={shown(v)}" for name, v in keywords.items())]
+    return (
+        f"rholoss called model({', '.join(inputs)}) to measure losses. If yours is called otherwise, pass "
+        "`loss=`, a function (model, batch) -> [B] that returns one loss per example."
+    )
+
+
 def target_in(batch: Any, loss: LossFunction) -> Tensor | None:
     """The target of a batch without ids, or None where it cannot be known.
 
@@ -153,9 +165,11 @@ class Task:
             keywords = known_to(model, keywords)
         try:
             result = model(*positional, **keywords)
-        except TypeError as error:
-            check_fits(model, positional, keywords, batch, error)
-            raise  # an error from within the model
+        except Exception as error:
+            if isinstance(error, TypeError):
+                check_fits(model, positional, keywords, batch, error)
+            error.add_note(_how_called(positional, keywords))  # an error from within the model
+            raise
         whole = not target.is_floating_point()  # torch's losses take int64 only
         return output_of(result).float(), target.long() if whole else target
 
@@ -168,11 +182,16 @@ def classification(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of logits [B, C] and classes [B]."""
     _check_logits(output)
     if output.ndim != 2 or target.ndim != 1 or target.is_floating_point():
+        then = "loss='multi_label', 'regression', 'tokens', 'causal_lm' or a function (model, batch) -> [B]"
+        if target.shape == output.shape and target.is_floating_point():
+            then = (
+                "loss='multi_label' if each row may have several labels. If these are soft labels, pass a "
+                "function (model, batch) -> [B] that returns F.cross_entropy(..., reduction='none')"
+            )
         raise RholossError(
             f"The loss was taken to be 'classification', which needs logits [B, C] and integer "
             f"targets [B], but the model put out {tuple(output.shape)} and the targets are "
-            f"{tuple(target.shape)} {target.dtype}. Pass loss='multi_label', 'regression', 'tokens' "
-            "or 'causal_lm', or a function (model, batch) -> [B]."
+            f"{tuple(target.shape)} {target.dtype}. Pass {then}."
         )
     return F.cross_entropy(output, target, reduction="none")
 

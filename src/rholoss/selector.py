@@ -311,7 +311,7 @@ class Selector:
 
     def mark(self, value: float) -> None:
         """Note a result, such as an accuracy (higher is better), with step and time in ledger and log."""
-        self.log.mark(self.ledger.mark(value))
+        self.log.mark(self.ledger.mark(value), write=self.step > 0)
 
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The same loader, but the time spent waiting for it goes to the ledger."""

@@ -64,10 +64,16 @@ class StepLog:
         scores = {} if score is None else {"score": score}
         self.mark({"type": "step", "step": step, "index": index, **scores})
 
-    def mark(self, record: dict[str, Any]) -> None:
-        """Keep a record of another kind (an evaluation, the ledger) until the next flush."""
+    def mark(self, record: dict[str, Any], *, write: bool = False) -> None:
+        """Keep a record of another kind (an evaluation, the ledger) until the next flush.
+
+        `write`: flush now, so that a verdict can be asked of the log. Not before the first step, which finds
+        out whether the log is another run's.
+        """
         if self.path is not None:
             self._waiting.append(record)
+        if write:
+            self.flush()
 
     def flush(self) -> None:
         """Write what is waiting."""

@@ -130,7 +130,7 @@ def fit_irreducible(
     settings = Settings(per_example, steps, epochs, patience, check_rows, loading, scoring)
     with own_randomness(where):
         points, members = _plan(data, score, folds, seed)
-        content = check_items(points, "score")
+        content = check_items(points, "score", collate_fn)
         identity = identify(points.dataset, labels)
         rows_for(points.ids, identity)
         factory = Factory(make_model, where)

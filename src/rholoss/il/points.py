@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
 
 from rholoss import data as batch_data
 from rholoss.errors import RholossError
@@ -98,14 +100,21 @@ def points_of(dataset: Any, argument: str) -> Points:
     return Points(dataset, distinct.tolist() if isinstance(ids, list) else distinct, position)
 
 
-def check_items(points: Points, argument: str) -> str:
-    """Fetch some items twice, and raise if they differ: then they are augmented. Returns their hash."""
-    view, found = points.view, []
+def check_items(
+    points: Points, argument: str, collate_fn: Callable[[list[Any]], Any] | None = None
+) -> str:
+    """Fetch some items twice, and raise if they differ: then they are augmented. Returns their hash.
+
+    They are also collated twice.
+    """
+    view, found, again = points.view, [], []
     for place in evenly(len(points.ids), FETCHED_TWICE):
         id_, position = points.ids[place], int(points.position[place])
         item = view[position]
-        found.append(content_hash(item))
-        if found[-1] != content_hash(view[position]):
+        hashed = content_hash(item)
+        found.append(hashed)
+        again.append((copy(item), copy(view[position])))  # a collator may pop entries
+        if hashed != content_hash(again[-1][1]):
             raise RholossError(
                 f"The item of id {id_} was fetched twice and differs, so it is augmented at random. "
                 "Irreducible losses are measured un-augmented: pass a view of the same rows without "
@@ -117,7 +126,30 @@ def check_items(points: Points, argument: str) -> str:
                 f"The items of `{argument}` carry an 'index' of their own ({own!r} where the row is "
                 f"{id_}). Pass `rholoss.WithIndex(dataset, ids=...)` with those ids, one for each row."
             )
+    _check_collated(again, argument, collate_fn)
     return content_hash(found)
+
+
+def _check_collated(
+    twice: list[tuple[Any, Any]], argument: str, collate_fn: Callable[[list[Any]], Any] | None
+) -> None:
+    try:
+        batches = [
+            (collate_fn or default_collate)(list(items)) for items in zip(*twice, strict=True)
+        ]
+    except Exception as error:
+        raise RholossError(
+            f"The items of `{argument}` cannot be made into a batch ({type(error).__name__}: {error}). Pass "
+            "`collate_fn=`, the one that you train with, and leave out what it cannot stack "
+            "(`select_columns` of a Hugging Face data set)."
+        ) from error
+    if content_hash(batches[0]) != content_hash(batches[1]):
+        warnings.warn(
+            f"The collate function makes another batch of the same items of `{argument}` each time: it masks "
+            "or augments at random, so that part of each irreducible loss is chance. Pass a `collate_fn` "
+            "that makes the same batch of the same items.",
+            stacklevel=4,
+        )
 
 
 def content_of_some(dataset: Any) -> str | None:

@@ -50,7 +50,7 @@ def score(
         else:
             dataset = _indexed(dataset)
             _check_rows(dataset)
-            data = spread.about_rows(dataset, labels)
+            data = spread.about_rows(dataset, labels, loading.collate_fn)
             units = spread.Blocks(dataset, loading.batch_size, codes=data.codes)
             found = getattr(root_of(dataset), "transform", None)
             transform = None if found is None else named(found)
@@ -100,7 +100,7 @@ def fit(
         _fit_unclaimed(work, partial, parts, ranks, progress)
     dataset = _indexed(work.points.dataset)
     with ranks.together():
-        data = spread.about_rows(dataset, work.labels)
+        data = spread.about_rows(dataset, work.labels, loading.collate_fn)
     units: list[spread.Units] = []
     fits = []
     for member in work.members:

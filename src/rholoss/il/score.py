@@ -221,7 +221,7 @@ def score_irreducible(
     if out is not None:
         files.check_target(Path(out))
     with own_randomness(where), running_on(model, where, home):
-        content = check_items(points, "dataset")
+        content = check_items(points, "dataset", collate_fn)
         identity = identify(dataset, labels)
         rows_for(points.ids, identity)
         job = {"work": "score", "data": [identity.digest, content]}

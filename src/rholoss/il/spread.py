@@ -199,14 +199,14 @@ class About:
     meta: dict[str, Any]
 
 
-def about_rows(dataset: Any, labels: Any) -> About:
+def about_rows(dataset: Any, labels: Any, collate_fn: Callable[[list[Any]], Any] | None) -> About:
     """Labels where there are some, else the content of up to 256 rows."""
     if not len(dataset):
         raise RholossError("`dataset` is empty; pass a data set with at least one row.")
     check_labels(labels, len(dataset))
     some = evenly(len(dataset), SAMPLED)
     ids = as_ids(ids_at(dataset, some), "dataset")
-    check_items(Points(dataset, ids, some), "dataset")
+    check_items(Points(dataset, ids, some), "dataset", collate_fn)
     labels = labels_of(dataset) if labels is None else labels
     codes, integers = (None, False) if labels is None else label_codes(labels)
     content = None
