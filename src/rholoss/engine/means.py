@@ -67,13 +67,8 @@ def mean_result(weight: Tensor, mean: Tensor) -> Tensor:
 class MeanInputs:
     """What the convolutions of a folded copy read, on average over the first `rows` rows of late passes.
 
-    A convolution whose BatchNorm layer is frozen is not followed: that layer keeps its means.
-
-    Args:
-        pairs: what stands for each convolution, that convolution, and its BatchNorm layer.
-        model: the whole model, to tell which layers are frozen.
-        rows: of how many rows the mean is taken.
-        wrap: compiles a part, if that is wanted.
+    `pairs` are those of the copy. A convolution whose BatchNorm layer is frozen, in eval mode inside a
+    `model` in train mode, is not followed: that layer keeps its means.
     """
 
     def __init__(

@@ -36,14 +36,9 @@ def remember_less(
 
 
 class RecentStatistics:
-    """Statistics [2, C] of the channels of some layers, moved by `momentum` for each of their passes.
+    """Statistics [2, C] of the channels of some layers, which each of their passes moves by `momentum`.
 
-    Args:
-        norms: the layers, with running statistics. They count their passes themselves.
-        statistics: where these statistics are written.
-        momentum: the share of a pass, in (0, 1].
-        copies: what fetches the layers' own statistics, before each `move`, is added to these.
-        wrap: compiles a part, if that is wanted.
+    They are written to `statistics`. What fetches the layers' own before each `move` is added to `copies`.
     """
 
     def __init__(
