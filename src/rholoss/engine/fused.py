@@ -52,7 +52,9 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """The result, channels last."""
         if self.rows:
-            self.read = x[: self.rows].mean(0, dtype=torch.float32)
+            # In the order of memory: `mean` writes its result channel by channel, and would read so, too.
+            images_BHWC = x[: self.rows].permute(0, 2, 3, 1)
+            self.read = images_BHWC.mean(0, dtype=torch.float32).permute(2, 0, 1)
         if self.columns:
             return self._product(x, z)
         how = (self.stride, self.padding, self.dilation, self.groups)
