@@ -159,11 +159,20 @@ def convolution(x, weight, bias, stride, padding, dilation, groups):
     return aten.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
 
 
+def fused(x, weight, bias, *how, z=None):
+    """A kernel of cuDNN, which takes inputs of one type alone, and checks no shape."""
+    found = convolution(x, weight, bias, *how)
+    parts = [x, weight, bias, *([] if z is None else [z])]
+    if len({part.dtype for part in parts}) > 1 or (z is not None and z.shape != found.shape):
+        raise RuntimeError("cuDNN: this cannot be computed")
+    return (found if z is None else found + z).relu()
+
+
 DONE_OTHERWISE = {  # what the host has not
-    aten.cudnn_convolution_relu.default: lambda *a: convolution(*a).relu(),
-    aten.cudnn_convolution_add_relu.default: lambda x, w, z, alpha, bias, *how: (
-        convolution(x, w, bias, *how) + alpha * z
-    ).relu(),
+    aten.cudnn_convolution_relu.default: fused,
+    aten.cudnn_convolution_add_relu.default: lambda x, w, z, alpha, bias, *how: fused(
+        x, w, bias, *how, z=alpha * z
+    ),
 }
 
 

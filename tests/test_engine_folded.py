@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fixtures_folded import IMAGES, N, Net, run, trained
+from fixtures_gpu import pretended_gpu  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,6 +38,42 @@ def test_what_can_be_fused_is(images):
     assert convs == {"stem": True, "conv1": True, "conv2": False, "conv4": True}
     functions = [n.target for n in folded.model.graph.nodes if n.op == "call_function"]
     assert functions.count(F.relu) == 1
+
+
+class Mixed(nn.Module):
+    """Sums of two shapes, and a part that is in float32 whatever the rest is in."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv0, self.norm0 = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.conv1, self.norm1 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, dilation=2), nn.BatchNorm2d(8)
+        self.conv3, self.norm3 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = F.relu(self.norm0(self.conv0(x)))
+        context = x.mean((2, 3), keepdim=True)
+        x = F.relu(self.norm1(self.conv1(context)) + x)
+        x = F.relu(self.norm2(self.conv2(x)) + context)
+        x = x.float().square()
+        return self.head(F.relu(self.norm3(self.conv3(x)) + x).mean((2, 3)))
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_sums_and_types_that_cudnn_does_not_fuse_are_left_to_torch(images, precision):
+    found = []
+    for device in ("cpu", "cuda:0"):
+        torch.manual_seed(0)
+        trainer = Trainer(
+            trained(Mixed()), Resident(images, torch.arange(N) % 5, device=device), total_steps=1,
+            irreducible=torch.linspace(0, 1, N), candidates=48, batch_norm="eval", scoring=Folded(),
+            precision=precision,
+        )  # fmt: skip
+        trainer.on_flush.append(lambda step, index, losses: found.append(index.tolist()))
+        trainer.train(1)
+    assert found[0] == found[1]
 
 
 def test_a_layer_that_is_called_twice_is_left_alone(images):

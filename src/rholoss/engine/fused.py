@@ -52,16 +52,28 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """The result, channels last."""
         if self.rows:
-            self.read = x[: self.rows].mean(0, dtype=torch.float32)
+            # In the order of memory: `mean` writes its result channel by channel, and would read so, too.
+            images_BHWC = x[: self.rows].permute(0, 2, 3, 1)
+            self.read = images_BHWC.mean(0, dtype=torch.float32).permute(2, 0, 1)
+        x = x.to(self.weight.dtype)  # as autocast does, which does not know the fused kernels
         if self.columns:
             return self._product(x, z)
         how = (self.stride, self.padding, self.dilation, self.groups)
         weight = self.weight.permute(0, 3, 1, 2)
-        if x.is_cuda and self.relu and z is not None:
-            return torch.cudnn_convolution_add_relu(x, weight, z, 1.0, self.bias, *how)
-        if x.is_cuda and self.relu:
+        if x.is_cuda and self.relu and z is None:
             return torch.cudnn_convolution_relu(x, weight, self.bias, *how)
+        # cuDNN does not check the shape of `z`. One that broadcasts, or is broadcast to, is left to torch.
+        if x.is_cuda and self.relu and z is not None and z.shape == self._shape(x):
+            return torch.cudnn_convolution_add_relu(x, weight, z.to(x.dtype), 1.0, self.bias, *how)
         return self._finish(F.conv2d(x, weight, self._own_bias(), *how), z)
+
+    def _shape(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of the result for these inputs."""
+        parts = zip(x.shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True)
+        sizes = (
+            (n + 2 * around - apart * (k - 1) - 1) // s + 1 for n, around, apart, k, s in parts
+        )
+        return len(x), self.shape[0], *sizes
 
     def _product(self, x: Tensor, z: Tensor | None) -> Tensor:
         rows = self.patches(x, self.kernel, self.stride, self.padding, self.columns)
