@@ -46,6 +46,7 @@ def test_padding_that_no_selected_row_needs_is_cut():
     batch = {"input_ids": tokens, "attention_mask": mask, "labels": classes}
     cut = trimmed(batch)
     assert cut["input_ids"].tolist() == [[1, 2, 3], [9, 10, 11]]
+    assert cut["input_ids"].is_contiguous()  # models flatten labels of tokens with `view`
     assert cut["labels"] is classes
     assert trimmed(batch, multiple=4)["input_ids"].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12]]
     counted = torch.full((2, 8), -100)
@@ -54,6 +55,26 @@ def test_padding_that_no_selected_row_needs_is_cut():
     many = torch.ones(2, 8, dtype=torch.long)  # multi-label targets that happen to be as wide
     assert trimmed({**batch, "labels": many})["labels"].shape == (2, 8)
     assert trimmed({"x": tokens}) == {"x": tokens}
+
+
+def test_labels_and_ids_are_read_without_the_transform():
+    (x, y), at_once = points(), []
+
+    def transform(batch):
+        at_once.append(len(batch["place"]))
+        return {"x": x[batch["place"]], "labels": batch["label"]}
+
+    columns = {
+        "place": range(ROWS),
+        "label": y.tolist(),
+        "index": [f"r{row}" for row in range(ROWS)],
+    }
+    plain = datasets.Dataset.from_dict(columns)
+    train = plain.with_transform(transform)
+    il = rho.score_irreducible(Classifier(), train, batch_size=16, progress=False)
+    assert max(at_once) <= 16  # not all images of a data set
+    assert il.lookup(["r0", "r1"]).isfinite().all()
+    il.compare(plain)
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (2, 8, 4), (2, 1, 8, 8)])

@@ -179,5 +179,15 @@ def ids_of_rows(dataset: Any) -> Any:
         )
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list) and INDEX in columns:
-        return _as_ids(dataset[INDEX][:])
+        return _as_ids(column_of(dataset, INDEX))
     return np.arange(len(dataset))
+
+
+def column_of(dataset: Any, name: str) -> Any:
+    """A column of a Hugging Face data set; as it is stored, if a transform makes the items.
+
+    The transform would run on all rows at once, and may rename columns.
+    """
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+        dataset = dataset.with_format(None)
+    return dataset[name][:]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from rholoss.indexed import Indexed
+from rholoss.indexed import Indexed, column_of
 from rholoss.losses import TARGET_KEYS
 
 
@@ -66,7 +66,7 @@ def _own_labels(dataset: Any) -> Any:
         candidates.append(dataset.tensors[-1])
     columns = getattr(dataset, "column_names", None)  # a Hugging Face data set
     if isinstance(columns, list):
-        candidates += [dataset[key][:] for key in TARGET_KEYS if key in columns]
+        candidates += [column_of(dataset, key) for key in TARGET_KEYS if key in columns]
     for found in candidates:
         if isinstance(found, (Tensor, np.ndarray, list, tuple)) and len(found) == len(dataset):
             return found

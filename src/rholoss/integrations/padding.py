@@ -39,4 +39,5 @@ def trimmed(batch: Mapping[str, Any], multiple: int = 1) -> dict[str, Any]:
     width = -(-(last + 1 - first) // multiple) * multiple
     last = min(first + width, len(used_L))
     first = max(0, last - width)
-    return {name: value[:, first:last] if is_cut(value) else value for name, value in batch.items()}
+    # Contiguous, as it was: models flatten labels with `view`.
+    return {n: v[:, first:last].contiguous() if is_cut(v) else v for n, v in batch.items()}
