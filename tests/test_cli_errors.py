@@ -65,6 +65,10 @@ def store(tmp_path: Path) -> Path:
             f"{FIT} --out x --labels fixtures_task:number",
             "name a list, array or tensor with one label",
         ),
+        (
+            f"{FIT} --out x".replace("fixtures_task:train", "torch.nn:Sequential"),
+            "--score torch.nn:Sequential is a Sequential, which is no data set",
+        ),
         (f"{FIT} --out x --device quantum", "--device is 'quantum', which cannot be used here"),
         (f"{FIT} --out x --device meta", "--device is 'meta', which cannot be used here"),
         (f"{FIT} --out x --seed {2**70}", f"`seed` is {2**70}; give a whole number"),
@@ -92,6 +96,25 @@ def test_errors_of_use_are_one_line(
     monkeypatch.chdir(tmp_path)
     assert message in one_line(rholoss_(line))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--device quantum", "--loss nonsense", "--collate slow_task:x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "il fit --folds 2 --score slow_task:data --model fixtures_task:small --out x",
+        "il score --data slow_task:data --model fixtures_task:small --out x",
+        "advise --data slow_task:data --model fixtures_task:small",
+    ],
+)
+def test_options_are_checked_before_a_data_set_is_made(
+    line: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.delitem(sys.modules, "slow_task", raising=False)
+    (tmp_path / "slow_task.py").write_text("x = 1\ndef data():\n    raise OSError('an hour')\n")
+    assert option.split()[1] in one_line(rholoss_(f"{line} {option}"))
 
 
 def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,17 @@ def test_every_link_within_the_page_leads_somewhere(tmp_path):
     assert set(re.findall(r'href="#([^"]+)"', shell)) <= set(re.findall(r'id="([^"]+)"', shell))
 
 
+def test_notes_are_marked_up(tmp_path):
+    write(tmp_path, line(UNIFORM, [10, 30, 50, 60], 0))
+    note = "With `--only a<b` as [made](../made/README.md) has it, not [other](../other/README.md)."
+    study = replace(STUDY, note=note, groups=(replace(GROUP, note="Of `rholoss.Ladder`."),))
+    text = write_html({"made": study}, [CLAIM], tmp_path, tmp_path / "html").read_text()
+    assert (
+        'With <code>--only a&lt;b</code> as <a href="#made">made</a> has it, not other.</p>' in text
+    )
+    assert "Of <code>rholoss.Ladder</code>.</p>" in text
+
+
 def test_claims_can_be_read_on_a_narrow_screen(text):
     assert '<table class="stack">' in text
     assert '<td data-label="verdict"><span class="holds"><a href="#made">' in text

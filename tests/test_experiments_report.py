@@ -75,6 +75,18 @@ def test_a_shorter_run_stands_in_and_is_told(tmp_path):
     ]
 
 
+def test_arms_of_which_the_same_is_missing_are_counted_where_they_are_many(tmp_path):
+    write(tmp_path, line(UNIFORM, [10, 30, 40, 50], 0))
+    arms = {
+        "uniform": UNIFORM,
+        **{f"rate {n}": replace(UNIFORM, learning_rate=n) for n in range(2, 22)},
+    }
+    text = report.page(
+        Study("s", "S", (replace(GROUP, arms=arms),)), Results.read(tmp_path), tmp_path
+    )
+    assert "Not run, or not in full: uniform: 1 of 3 seeds; 20 arms: 0 of 3 seeds." in text
+
+
 def test_seeds_beyond_those_of_the_study_are_on_its_page(tmp_path):
     lines = [line(UNIFORM, [10, 30, 40, 50], seed) for seed in (0, 1, 7)]
     write(tmp_path, *lines, line(RHO, [20, 55, 72, 74], 7))

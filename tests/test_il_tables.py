@@ -69,6 +69,22 @@ def test_losses_from_arrays_dicts_and_functions():
     assert keyed.lookup(["bbb", "a"]).tolist() == [3.0, 1.0]
 
 
+@pytest.mark.parametrize("kind", ["series", "index", "arrow", "numpy"])
+def test_ids_from_the_columns_of_other_libraries(kind):
+    pandas = pytest.importorskip("pandas")
+    make = {
+        "series": lambda ids: pandas.Series(ids, index=[9, 8]),
+        "index": pandas.Index,
+        "arrow": pytest.importorskip("pyarrow").array,
+        "numpy": lambda ids: pytest.importorskip("numpy", "2.0").array(ids, "T"),
+    }[kind]
+    by_name = Irreducible.from_losses([0.25, 0.5], ids=make(["ä.jpg", "b.jpg"]))
+    assert by_name.lookup(make(["b.jpg", "ä.jpg"])).tolist() == [0.5, 0.25]
+    if kind != "numpy":
+        by_row = Irreducible.from_losses([0.25, 0.5], ids=make([4, 0]))
+        assert by_row.lookup(make([0, 4])).tolist() == [0.5, 0.25]
+
+
 def test_sparse_ids_leave_nan_between():
     il = Irreducible.from_losses([1.0, 2.0], [5, 2])
     assert len(il) == 6
@@ -183,6 +199,17 @@ def test_parquet_of_others(tmp_path):
         Irreducible.from_parquet(tmp_path / "bad.parquet")
 
 
+def test_a_folder_of_parquet_files(tmp_path):
+    # as Spark writes them
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for part, keys in enumerate([["a", "b"], ["c", "d"]]):
+        table = pyarrow.table({"uid": keys, "nll": [part + 0.25, part + 0.5]})
+        parquet.write_table(table, tmp_path / f"part-0000{part}.snappy.parquet")
+    (tmp_path / "_SUCCESS").touch()
+    il = Irreducible.from_parquet(tmp_path, id_column="uid", loss_column="nll")
+    assert il.lookup(["d", "a"]).tolist() == [1.5, 0.25]
+
+
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(RholossError, match=r"pip install 'rholoss\[parquet\]'"):
@@ -209,6 +236,19 @@ def test_a_table_that_was_saved_under_another_name_of_its_place_can_be_sent(tmp_
     il = Irreducible.load(tmp_path / "link")
     il.save(tmp_path / "il")
     assert pickle.loads(pickle.dumps(il)).lookup([1]).tolist() == [2.0]
+
+
+def test_where_nothing_can_be_written_or_read_there_is_a_way_out(tmp_path):
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "il"
+    way_out = "See that you may write there and that no other process works in it"
+    with pytest.raises(StoreError, match=f"could not be written to .*: .*{way_out} or give anoth"):
+        Irreducible.from_losses([1.0]).save(inside)
+    with pytest.raises(StoreError, match=f"could not be kept in .*: .*{way_out} and run the same"):
+        Partial(inside, {}, 1)
+    (tmp_path / "il" / "meta.json").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"meta\.json cannot be read: .* See that you may read"):
+        Irreducible.load(tmp_path / "il")
 
 
 def test_weights_that_were_not_kept():

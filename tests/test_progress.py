@@ -81,6 +81,19 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         assert part in shown
 
 
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_a_bar_leaves_room_for_the_share_and_the_time_left(monkeypatch, columns):
+    pytest.importorskip("rich")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Bar(100, "fitting irreducible-loss model") as bar:
+        bar.advance(100, note="epoch 12, loss 0.7546, lowest 0.7512 at epoch 11")
+    *_, last = (line for line in terminal.getvalue().splitlines() if "fitting" in line)
+    for part in ("fitting irreducible-loss model", "100%", ":00", "left", "epoch 12,"):
+        assert part in last
+
+
 def test_without_rich_a_terminal_gets_lines(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -31,7 +31,8 @@ COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#882255", "#B
 STYLES = tuple(itertools.product(("solid", "dash", "dot"), COLOURS))
 FIXED = {"uniform": ("dot", page.GREY), "RHO-LOSS": ("solid", page.BLUE)}
 FREE = {"fixedrange": False}  # a part of the figure may be looked at closely
-LINK = re.compile(r"\[([^\]]+)\]\(([^)/]+)/README\.md\)")
+LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)?([^)/]+)/README\.md\)")
+CODE = re.compile(r"`([^`]+)`")
 
 BODY = """
 <style>
@@ -57,12 +58,12 @@ section h3 { margin: 3rem 0 .6rem; } td { vertical-align: top; } figure { margin
 {% for study in studies %}
 <section id="{{ study.name }}"><h2>{{ study.title }}</h2>
 <p class="soft">{{ study.where }}</p>
-{% if study.note %}<p>{{ study.note }}</p>{% endif %}
+{% if study.note %}<p>{{ marked(study.note) }}</p>{% endif %}
 {% for group in study.groups %}<h3>{{ group.title }}</h3>
 {% for block in group.blocks %}
 {% if block.chart %}<figure><div class="chart" id="{{ block.chart }}"></div></figure>
 {% elif block.rows %}{{ table(block.rows) }}
-{% else %}<p class="soft">{{ block.text }}</p>
+{% else %}<p class="soft">{{ marked(block.text) }}</p>
 {% endif %}
 {% endfor %}
 {% endfor %}
@@ -93,6 +94,7 @@ def write_html(
         protocol=PROTOCOL.replace("*", ""),
         studies=list(shown.values()),
         claims=[_linked(row, shown) for row in rows],
+        marked=lambda text: _marked(text, shown),
     )
     shell = page.render("page.html.j2", title="The paper's experiments", figures=figures)
     # The last one: plotly's script comes before it, and in the figures no tag can stand.
@@ -173,6 +175,16 @@ def _linked(row: Sequence[str], shown: Container[str]) -> list[Any]:
         return _coloured(told, found[1])
 
     return [cell(text) for text in row]
+
+
+def _marked(text: str, shown: Container[str]) -> Any:
+    """A note in Markdown as HTML: its links, as in `_linked`, and its code."""
+    markup = page.need("markupsafe")
+
+    def link(found: re.Match[str]) -> str:
+        return f'<a href="#{found[2]}">{found[1]}</a>' if found[2] in shown else found[1]
+
+    return markup.Markup(CODE.sub(r"<code>\1</code>", LINK.sub(link, str(markup.escape(text)))))
 
 
 def _coloured(told: Any, verdict: str) -> Any:

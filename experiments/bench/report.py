@@ -163,6 +163,7 @@ PLOTS: dict[str, dict[str, tuple[plots.Curve, str, str]]] = {
     "il_curves": {"il": (plots.il_accuracy, "accuracy of the IL model, %", "epoch")},
 }
 SHOWS = (*TABLES, *PLOTS)
+MANY = 8  # arms that are named one by one where the same is missing of each
 
 
 def page(study: Study, results: Results, folder: Path) -> str:
@@ -212,8 +213,16 @@ def remarks(group: Group, results: Results, seeds: int) -> list[str]:
     if fits := several_fits(group, results):
         said.append(f"Irreducible losses of more than one fit (test accuracy): {'; '.join(fits)}.")
     if left := missing(group, results, seeds):
-        said.append(f"Not run, or not in full: {'; '.join(left)}.")
+        said.append(f"Not run, or not in full: {'; '.join(in_short(left))}.")
     return said
+
+
+def in_short(left: Sequence[str]) -> list[str]:
+    """What is missing of each arm; a number where the same is missing of many."""
+    same = Counter(told.rpartition(": ")[2] for told in left)
+    many = {what: num for what, num in same.items() if num > MANY}
+    named = [told for told in left if told.rpartition(": ")[2] not in many]
+    return [*named, *(f"{num} arms: {what}" for what, num in many.items())]
 
 
 def curves_of(group: Group, name: str) -> Iterator[tuple[str, plots.Curve, str, str]]:

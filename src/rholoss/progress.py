@@ -10,6 +10,7 @@ from typing import Any
 # Seconds between two lines in a log file or a notebook; at least this share of the time so far, so that
 # hours of work do not fill a log.
 LINE_EVERY, LINE_SHARE = 5.0, 0.02
+WIDE = 100  # columns of a terminal that has room for a bar, too
 
 
 def clock(seconds: float) -> str:
@@ -97,18 +98,22 @@ def _start_rich(total: int, description: str) -> tuple[Any, Any]:
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
+        from rich.table import Column
     except ImportError:
         return None, None
+    console = Console(stderr=True)
+    wide = console.width >= WIDE
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        # Bar and note share what the others leave; else rich would cut the share and the times.
+        *([BarColumn(None, table_column=Column(ratio=1))] if wide else []),
         TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
+        *([TimeElapsedColumn(), TextColumn("elapsed,")] if wide else []),
         TimeRemainingColumn(),
         TextColumn("left"),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=Console(stderr=True),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column(ratio=3, no_wrap=True)),
+        console=console,
+        expand=True,
     )
     task = bar.add_task(escape(description), total=total, note="")
     try:

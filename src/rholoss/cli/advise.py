@@ -106,17 +106,18 @@ def advise(
             f"The irreducible losses cost {cost:.1f} s; pass --steps, how many steps uniform training "
             "takes, to spread that over."
         )
-    target, train = objects.model(model, "--model"), objects.dataset(data, "--data")
-    collate_fn = objects.collate(collate)
+    per_example, where = objects.loss(loss), objects.device(device)
+    collate_fn, target = objects.collate(collate), objects.model(model, "--model")
+    train = objects.dataset(data, "--data")
     with when_stopped(
         "Nothing was written. Run the command again to measure; --seconds makes it short."
     ):
         timings = measure(
             target,
             train,
-            loss=objects.loss(loss),
+            loss=per_example,
             batch=batch,
-            device=objects.device(device),
+            device=where,
             precision=precision,
             train_precision=train_precision,
             batch_norm=batch_norm,

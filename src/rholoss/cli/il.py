@@ -124,7 +124,10 @@ def fit(
     if not (math.isfinite(lr) and lr > 0):
         raise RholossError(f"--lr is {lr}; give a number above 0, e.g. 0.001.")
     _check_free(out, overwrite)
-    make, points = objects.factory(model, "--model"), objects.dataset(score, "--score")
+    # What is quick to check comes first: a data set may take long to make.
+    per_example, where = objects.loss(loss), objects.device(device)
+    collate_fn, make = objects.collate(collate), objects.factory(model, "--model")
+    points = objects.dataset(score, "--score")
     trained_on = points if holdout is None else objects.dataset(holdout, "--holdout")
     with when_stopped(AGAIN), ranks() as rank:
         made = fit_irreducible(
@@ -132,17 +135,17 @@ def fit(
             trained_on,
             score=points,
             folds=folds,
-            loss=objects.loss(loss),
+            loss=per_example,
             optimizer=functools.partial(torch.optim.AdamW, lr=lr),
             epochs=epochs,
             batch_size=batch_size,
             score_batch_size=score_batch_size,
             patience=patience or None,
             check_rows=check_rows,
-            device=objects.device(device),
+            device=where,
             seed=seed,
             num_workers=workers,
-            collate_fn=objects.collate(collate),
+            collate_fn=collate_fn,
             labels=objects.labels(labels),
             out=out,
             progress=not quiet,
@@ -196,20 +199,22 @@ def score(
       torchrun --nproc-per-node 8 -m rholoss il score ...     eight processes share the work
     """
     _check_free(out, overwrite)
-    made, points = objects.model(model, "--model"), objects.dataset(data, "--data", stream=True)
+    where = objects.device(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    per_example, collate_fn = objects.loss(loss), objects.collate(collate)
+    made = objects.model(model, "--model")
     if weights is not None:
         load_weights(made, weights)
-    where = objects.device(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    points = objects.dataset(data, "--data", stream=True)
     with when_stopped(AGAIN), ranks() as rank:
         measured = score_irreducible(
             made,
             points,
-            loss=objects.loss(loss),
+            loss=per_example,
             labels=objects.labels(labels),
             batch_size=batch_size,
             device=where,
             num_workers=workers,
-            collate_fn=objects.collate(collate),
+            collate_fn=collate_fn,
             out=out,
             seconds=seconds,
             progress=not quiet,

@@ -118,7 +118,8 @@ def dataset(path: str, option: str, *, stream: bool = False) -> Any:
             f"{option} {path} is a {type(found).__name__} of {', '.join(map(repr, list(found)[:5]))}, which "
             "is no data set; name a function that returns one of them."
         )
-    if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+    rows = hasattr(found, "__getitem__") and hasattr(found, "__len__")
+    if not rows or isinstance(found, nn.Module):  # a Sequential has both
         raise RholossError(
             f"{option} {path} is a {type(found).__name__}, which is no data set: it needs `__len__` and "
             "`__getitem__`. Name the data set itself (not a loader), or a function that returns it."

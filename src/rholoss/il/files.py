@@ -7,6 +7,7 @@ removed by a later write once they are a day old: younger ones may belong to a p
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -15,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +32,7 @@ DTYPE = {"loss": "<f4", "keys": "<u8", "labels": "<i4"}
 OURS = re.compile(
     r"(loss|keys|labels|weights)-[0-9a-f]{16}\.(f32|u64|i32|pt)|meta-[0-9a-f]{16}\.tmp"
 )
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LEFT_BEHIND = 24 * 3600  # seconds; younger files may be those of a write that is under way
 
 Writer = Callable[[BinaryIO], Any]
@@ -49,7 +51,12 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads((path / META).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(_not_there(path)) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise StoreError(
+            f"{path / META} cannot be read: {error.strerror}. See that you may read the directory and all "
+            "files in it."
+        ) from None
+    except ValueError as error:
         raise StoreError(
             f"{path / META} cannot be read as JSON ({error}). Restore it from a copy, or delete the "
             "directory and measure the losses again with `rholoss il fit`."
@@ -152,11 +159,12 @@ def write_store(
         write_file(temporary, lambda file: file.write(text))
         os.replace(temporary, path / META)
     except OSError as error:
-        for name in [*files.values(), temporary.name]:
-            (path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # nothing can be removed where nothing could be written
+            for name in [*files.values(), temporary.name]:
+                (path / name).unlink(missing_ok=True)
         raise StoreError(
             f"The store could not be written to {path}: {error.strerror or error}. What was there "
-            "before is unchanged. Free some space or give another directory, and save again."
+            f"before is unchanged. {_way_out(error)} or give another directory, and save again."
         ) from error
     flush_directory(path)
     left = {entry.name for entry in path.iterdir() if _is_ours(entry.name) and _is_old(entry)}
@@ -227,6 +235,12 @@ def flush_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def _way_out(error: OSError) -> str:
+    if error.errno in FULL:
+        return "Free some space"
+    return "See that you may write there and that no other process works in it"
+
+
 @contextmanager
 def keeping_work(folder: Path) -> Iterator[None]:
     """Say what to do where unfinished work cannot be written to the folder."""
@@ -234,8 +248,8 @@ def keeping_work(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"Unfinished work could not be kept in {folder}: {error.strerror or error}. Free some space and "
-            "run the same command again: it goes on where it stopped."
+            f"Unfinished work could not be kept in {folder}: {error.strerror or error}. "
+            f"{_way_out(error)} and run the same command again: it goes on where it stopped."
         ) from error
 
 

@@ -30,7 +30,9 @@ def feed(hasher: Any, item: Any, inside: tuple[int, ...] = ()) -> None:
         item = item.name  # on another machine the folder is a different one
     if isinstance(item, np.generic):
         item = item.item()
-    if isinstance(item, Mapping):
+    if isinstance(item, (bool, int, float, str, bytes, type(None))):  # first: there may be millions
+        hasher.update(f"{type(item).__name__}:{item!r};".encode())
+    elif isinstance(item, Mapping):
         hasher.update(b"{%d" % len(item))
         for key in sorted(item, key=str):
             feed(hasher, str(key))
@@ -41,8 +43,6 @@ def feed(hasher: Any, item: Any, inside: tuple[int, ...] = ()) -> None:
         hasher.update(b"[%d" % len(item))
         for value in item:
             feed(hasher, value, inside)
-    elif isinstance(item, (bool, int, float, str, bytes, type(None))):
-        hasher.update(f"{type(item).__name__}:{item!r};".encode())
     elif isinstance(item, (Tensor, np.ndarray)) or hasattr(item, "__array_interface__"):
         _feed_array(hasher, numpy_of(item))  # a PIL image has the array interface
     else:

@@ -19,8 +19,9 @@ def as_ids(ids: Any, argument: str = "ids") -> Ids:
     """The ids as an int64 array or a list of strings; anything else is an error."""
     if isinstance(ids, Tensor):
         ids = ids.detach().cpu().numpy()
-    if isinstance(ids, np.ndarray) and ids.dtype.kind in "OU":
-        ids = ids.tolist()
+    if hasattr(ids, "__array__"):  # an array, or a column of pandas or pyarrow
+        array = np.asarray(ids)
+        ids = array.tolist() if array.dtype.kind in "OUT" else array
     if isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], str):
         if all(isinstance(key, str) for key in ids):
             return list(ids)

@@ -29,17 +29,18 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def read(path: str | os.PathLike[str], id_column: str, loss_column: str) -> tuple[Any, np.ndarray]:
-    """Ids and losses of a Parquet file; an empty cell is a loss that was not measured."""
+    """Ids and losses of a Parquet file or folder; an empty cell is a loss that was not measured."""
     pyarrow, parquet = _pyarrow()
     try:
-        names = parquet.read_schema(path).names
+        found = parquet.ParquetDataset(path)
+        names = found.schema.names
         missing = [name for name in (id_column, loss_column) if name not in names]
         if missing:
             raise StoreError(
                 f"{os.fspath(path)} has no column {missing[0]!r}, but {', '.join(names)}. Pass "
                 "`id_column=` and `loss_column=`."
             )
-        table = parquet.read_table(path, columns=[id_column, loss_column])
+        table = found.read(columns=[id_column, loss_column])
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise StoreError(f"{os.fspath(path)} cannot be read as Parquet: {error}") from None
     ids = table.column(id_column)

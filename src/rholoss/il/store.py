@@ -314,7 +314,7 @@ class Irreducible:
         """Make a table from a Parquet file with a column of ids and one of losses. Needs pyarrow.
 
         Args:
-            path: the file.
+            path: the file, or a folder of such files.
             id_column: the name of the column of ids.
             loss_column: the name of the column of losses.
             options: further arguments of `from_losses`, such as `dataset`.

@@ -134,7 +134,7 @@ def fit_member(
     if not state:
         raise RholossError(
             f"The model never had a finite loss on the points to be scored in {epoch} epochs. Lower the "
-            "learning rate (`optimizer=`), or look for NaN in these points."
+            "learning rate (`optimizer=`, --lr), or look for NaN in these points."
         )
     model.load_state_dict(state)
     return {
@@ -185,7 +185,7 @@ def train_epoch(
             if not math.isfinite(running):
                 raise RholossError(
                     f"The training loss of the irreducible-loss model is {running} in epoch {epoch}, by "
-                    f"step {step}. Lower the learning rate (`optimizer=`), or look for NaN in `data`."
+                    f"step {step}. Lower the learning rate (`optimizer=`, --lr), or look for NaN in `data`."
                 )
             note = f"epoch {epoch}, training loss {running:.4f}"
         bar.advance(rows, note)
