@@ -180,6 +180,12 @@ def test_what_makes_a_model_is_no_model():
         rho.LiveIrreducible(lambda: nn.Linear(2, 2))
 
 
+def test_a_model_that_cannot_learn_is_refused():
+    for model in (nn.Linear(2, 2).requires_grad_(False), nn.Flatten()):
+        with pytest.raises(RholossError, match=r"no parameters that learn.*`rholoss\.score_irred"):
+            rho.LiveIrreducible(model)
+
+
 def test_the_target_itself_is_refused_before_anything_is_learnt(toy):
     model = toy.model()
     live = rho.LiveIrreducible(nn.Sequential(model))

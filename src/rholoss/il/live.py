@@ -45,6 +45,12 @@ class LiveIrreducible(Source):
                 f"`model` is a {type(model).__name__}; pass the torch.nn.Module that was trained on the "
                 "holdout set."
             )
+        if not any(p.requires_grad for p in model.parameters()):
+            raise RholossError(
+                f"`model`, a {type(model).__name__}, has no parameters that learn, but a `LiveIrreducible` "
+                "goes on learning; unfreeze it (`model.requires_grad_(True)`), or measure its losses once: "
+                "`rholoss.score_irreducible(model, dataset)`."
+            )
         self.model, self.loss, self.batch_norm = model.eval(), losses.by_name(loss), batch_norm
         if optimizer is None:
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
