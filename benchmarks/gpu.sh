@@ -44,7 +44,7 @@ if has layouts; then
         "rho 32 of 320; products, combined, sort compiled" \
         "rho 32 of 320; products, combined, sort compiled, sums in scoring" \
         "rho 32 of 320; products, combined, sort compiled, sums" "rho 32 of 320, eager float32" \
-        "rho 32 of 320, $ahead; products, combined" \
+        "rho 32 of 320, $following; products, combined" "rho 32 of 320, $ahead; products, combined" \
         "rho 32 of 320, shortlist of 85 %, $ahead; products, combined" "uniform 128; products, combined" \
         "rho 128 of 512, $ahead; products, combined" \
         "rho 128 of 512, shortlist of 85 %, $ahead; products, combined"
