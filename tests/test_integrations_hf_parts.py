@@ -52,6 +52,8 @@ def test_padding_that_no_selected_row_needs_is_cut():
     counted = torch.full((2, 8), -100)
     counted[0, 5] = 7
     assert trimmed({**batch, "labels": counted})["labels"].shape == (2, 5)  # its column stays
+    answers = {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([3, 3])}
+    assert trimmed({**batch, **answers})["input_ids"].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
     many = torch.ones(2, 8, dtype=torch.long)  # multi-label targets that happen to be as wide
     assert trimmed({**batch, "labels": many})["labels"].shape == (2, 8)
     assert trimmed({"x": tokens}) == {"x": tokens}

@@ -214,6 +214,8 @@ def test_one_line_says_it_all(clock):
         "4.0 s waiting for data | 4.16e+09 FLOPs | IL 36.0 s over 3 run(s) | "
         "pays if it needs 2.35x fewer steps than uniform | a note"
     )
+    compiled = str(Ledger(seconds=43.7, dry_run_seconds=43.5))
+    assert "0% of it selecting | 43.5 s for the first call, with its checks" in compiled
     assert (
         str(Ledger())
         == "steps 0 | trained 0 of 0 candidates (0%), 0 scored | 0.0 s, 0% of it selecting"

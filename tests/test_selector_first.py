@@ -71,6 +71,7 @@ def test_candidates_that_come_twice_are_told_once():
     [(step, said)] = run(rho.Selector("loss", keep=0.1), loader)
     assert step == 0
     assert "of 60 candidates have an id that another one has too" in said
+    assert "if these numbers are not ids but a feature, wrap the data set" in said
     assert "weight the loss or stratify" in said
     assert run(rho.Selector("uniform", keep=0.1), loader) == []  # takes what it is given
 

@@ -152,7 +152,8 @@ def _warn_of_repeats(ids: Any) -> None:
             "instance. A selection takes the copies of a row together. If the sampler draws with "
             "replacement (WeightedRandomSampler), draw without, and weight the loss or stratify instead; "
             "if data sets with ids of their own were joined, write `rholoss.WithIndex(ConcatDataset([a, "
-            "b]))`.",
+            "b]))`; if these numbers are not ids but a feature, wrap the data set: "
+            "`rholoss.WithIndex(dataset)`.",
             stacklevel=5,
         )
 

@@ -249,6 +249,8 @@ class Ledger:
             f"{self.seconds:.1f} s"
             + ("" if math.isnan(share) else f", {share:.0%} of it selecting"),
         ]
+        if self.dry_run_seconds > max(1, 0.1 * self.seconds):
+            parts.append(f"{self.dry_run_seconds:.1f} s for the first call, with its checks")
         if self.loading_seconds:
             parts.append(f"{self.loading_seconds:.1f} s waiting for data")
         if self.flops is not None:

@@ -182,16 +182,16 @@ def classification(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of logits [B, C] and classes [B]."""
     _check_logits(output)
     if output.ndim != 2 or target.ndim != 1 or target.is_floating_point():
-        then = "loss='multi_label', 'regression', 'tokens', 'causal_lm' or a function (model, batch) -> [B]"
+        then = "loss='multi_label', 'regression', 'tokens' or 'causal_lm', or a function (model, batch)"
         if target.shape == output.shape and target.is_floating_point():
             then = (
-                "loss='multi_label' if each row may have several labels. If these are soft labels, pass a "
-                "function (model, batch) -> [B] that returns F.cross_entropy(..., reduction='none')"
+                "loss='multi_label' if each row may have several labels. If these are soft labels, pass "
+                "F.cross_entropy(..., reduction='none') as a function (model, batch)"
             )
         raise RholossError(
             f"The loss was taken to be 'classification', which needs logits [B, C] and integer "
             f"targets [B], but the model put out {tuple(output.shape)} and the targets are "
-            f"{tuple(target.shape)} {target.dtype}. Pass {then}."
+            f"{tuple(target.shape)} {target.dtype}. Pass {then} -> [B]."
         )
     return F.cross_entropy(output, target, reduction="none")
 

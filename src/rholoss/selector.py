@@ -41,7 +41,7 @@ class Selector:
 
     The batch comes back in its own structure, with n_b rows, on the model's device. The first call is a
     dry run that checks everything. On a GPU later calls do not wait for the device, except for a flush
-    every `flush_every` steps, which raises if something went wrong there.
+    every `flush_every` steps, which raises if something went wrong there. Each run needs its own selector.
 
     Args:
         method: a name from `rholoss.METHODS` or a `Method`.
