@@ -210,6 +210,7 @@ def test_points_without_a_finite_loss():
 
 def test_progress_shows_loss_and_time_left(monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_SHARE", 0.0)  # else a slow moment hides the next line
     quick(small, blobs(40, 0), folds=2, progress=True)
     lines = capsys.readouterr().err
     assert "fitting model 1 of 2: " in lines
@@ -247,6 +248,15 @@ def test_the_place_to_save_is_looked_at_first(tmp_path):
         quick(make, blobs(40, 0), folds=2, out=tmp_path)
     with pytest.raises(StoreError, match=r"holds other files \(notes.txt\)"):
         score_irreducible(small(), blobs(40, 0), out=tmp_path, progress=False)
+
+
+def test_a_folder_partial_that_is_not_ours_is_left_alone(tmp_path):
+    mine = tmp_path / "partial" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(StoreError, match=r"holds other files \(partial\)"):
+        score_irreducible(small(), blobs(40, 0), out=tmp_path, progress=False)
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("folds", [None, 2])
