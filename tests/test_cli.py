@@ -84,7 +84,7 @@ def test_check_says_yes_then_what_differs(store: Path) -> None:
     assert "was made for a data set of 240 rows, but this one has 200" in said
     result = rholoss_(f"il check {store} --data fixtures_task:changed --check size")
     assert result.exit_code == 0
-    assert "240 rows, number compared" in result.stdout
+    assert "240 rows, number of rows compared" in result.stdout
 
 
 def test_score_with_weights_of_both_kinds(tmp_path: Path) -> None:

@@ -69,17 +69,20 @@ def test_losses_from_arrays_dicts_and_functions():
     assert keyed.lookup(["bbb", "a"]).tolist() == [3.0, 1.0]
 
 
-@pytest.mark.parametrize("kind", ["series", "index", "arrow", "numpy"])
+@pytest.mark.parametrize("kind", ["series", "index", "arrow", "column", "numpy"])
 def test_ids_from_the_columns_of_other_libraries(kind):
     pandas = pytest.importorskip("pandas")
     make = {
         "series": lambda ids: pandas.Series(ids, index=[9, 8]),
         "index": pandas.Index,
         "arrow": pytest.importorskip("pyarrow").array,
+        "column": lambda ids: pytest.importorskip("datasets").Dataset.from_dict({"x": ids})["x"],
         "numpy": lambda ids: pytest.importorskip("numpy", "2.0").array(ids, "T"),
     }[kind]
     by_name = Irreducible.from_losses([0.25, 0.5], ids=make(["ä.jpg", "b.jpg"]))
     assert by_name.lookup(make(["b.jpg", "ä.jpg"])).tolist() == [0.5, 0.25]
+    named = WithIndex(TensorDataset(torch.zeros(2)), ids=make(["b.jpg", "ä.jpg"]))
+    assert by_name.lookup([index for index, _ in named]).tolist() == [0.5, 0.25]
     if kind != "numpy":
         by_row = Irreducible.from_losses([0.25, 0.5], ids=make([4, 0]))
         assert by_row.lookup(make([0, 4])).tolist() == [0.5, 0.25]

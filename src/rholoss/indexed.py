@@ -122,6 +122,8 @@ def _as_ids(ids: Any) -> Any:
         )
     if isinstance(ids, Tensor):
         ids = ids.cpu().numpy()
+    elif hasattr(ids, "__array__"):  # a column of pandas or pyarrow
+        ids = np.asarray(ids)
     whole = len(ids) > 0 and isinstance(next(iter(ids)), (int, np.integer))
     array = np.asarray(ids) if whole else np.empty(0)
     return array if array.dtype.kind in "iu" else list(ids)

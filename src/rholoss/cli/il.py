@@ -253,7 +253,8 @@ def check(
     if compared is None:
         way_out = " Or leave out --check size." if how == "size" else ""
         raise RholossError(found.not_compared() + way_out)
-    typer.echo(f"{store} belongs to {data}: {len(points):,} rows, {compared} compared.")
+    what = "number of rows" if compared == "number" else compared
+    typer.echo(f"{store} belongs to {data}: {len(points):,} rows, {what} compared.")
 
 
 il.command(short_help="What is in a directory of losses.")(show)

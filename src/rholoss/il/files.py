@@ -25,7 +25,7 @@ import torch
 
 from rholoss.errors import StoreError
 
-META, PARTIAL = "meta.json", "partial"
+META, PARTIAL, JOB = "meta.json", "partial", "job.json"
 FORMAT, VERSION = "rholoss-il", 1
 SUFFIX = {"loss": "f32", "keys": "u64", "labels": "i32", "weights": "pt"}
 DTYPE = {"loss": "<f4", "keys": "<u8", "labels": "<i4"}
@@ -86,6 +86,11 @@ def _is_ours(name: Any) -> bool:
     return isinstance(name, str) and OURS.fullmatch(name) is not None
 
 
+def _is_work(folder: Path) -> bool:
+    """Whether a folder holds unfinished work, or nothing. All of it is deleted at the end."""
+    return folder.is_dir() and ((folder / JOB).exists() or not any(folder.iterdir()))
+
+
 def _not_there(path: Path) -> str:
     if (path / PARTIAL).is_dir():
         return (
@@ -127,7 +132,8 @@ def check_target(path: Path) -> None:
         read_meta(path)
         return
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
-    foreign = sorted(name for name in names if name != PARTIAL and not _is_ours(name))
+    work = _is_work(path / PARTIAL)
+    foreign = sorted(name for name in names if not (work if name == PARTIAL else _is_ours(name)))
     if foreign:
         raise StoreError(
             f"{path} holds other files ({', '.join(foreign[:3])}) and no store, so nothing was written. "

@@ -22,7 +22,8 @@ def as_ids(ids: Any, argument: str = "ids") -> Ids:
     if hasattr(ids, "__array__"):  # an array, or a column of pandas or pyarrow
         array = np.asarray(ids)
         ids = array.tolist() if array.dtype.kind in "OUT" else array
-    if isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], str):
+    listed = isinstance(ids, Sequence) and not isinstance(ids, str)
+    if listed and len(ids) and isinstance(ids[0], str):
         if all(isinstance(key, str) for key in ids):
             return list(ids)
     else:

@@ -65,11 +65,11 @@ class Partial:
             self.clear()
             self.path.mkdir(parents=True)
             text = json.dumps(job, indent=1).encode()
-            files.write_file(self.path / "job.json", lambda file: file.write(text))
+            files.write_file(self.path / files.JOB, lambda file: file.write(text))
 
     def _job(self) -> Any:
         try:
-            return json.loads((self.path / "job.json").read_bytes())  # type: ignore[operator]
+            return json.loads((self.path / files.JOB).read_bytes())  # type: ignore[operator]
         except (OSError, ValueError):
             return None
 
