@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from pathlib import Path
 
@@ -171,6 +172,13 @@ def test_show_as_text(store: Path) -> None:
 def test_show_of_a_split_that_is_noted_in_the_users_words(tmp_path: Path) -> None:
     Irreducible.from_losses([0.1], split={"note": "half of it"}).save(tmp_path / "il")
     assert "split      note half of it" in rholoss_(f"il show {tmp_path / 'il'}").stdout
+
+
+def test_show_tells_of_infinite_losses(tmp_path: Path) -> None:
+    Irreducible.from_losses([0.5, math.inf, math.nan]).save(tmp_path / "il")
+    shown = rholoss_(f"il show {tmp_path / 'il'}").stdout
+    assert "3, 2 measured" in shown
+    assert "infinite   1 of the losses: leave these points out" in shown
 
 
 def test_show_as_json(store: Path) -> None:

@@ -92,6 +92,7 @@ def describe(il: Irreducible) -> dict[str, Any]:
         "measured": il.meta.get("measured", int((~np.isnan(values)).sum())),
         "sampled": len(sample),
         "not_finite": len(sample) - len(finite),
+        "infinite": int(np.isinf(sample).sum()),
         "ids": "integers" if il.keys is None else "strings",
         "identity": identity or None,
         **{key: il.meta.get(key) for key in known},
@@ -164,6 +165,11 @@ def lines(about: dict[str, Any]) -> list[str]:
     said = [f"{name:<10} {value}" for name, value in pairs]
     if about["sampled"] < about["rows"]:
         said.append(f"{'sample':<10} figures below are of {about['sampled']:,} rows, evenly spaced")
+    if about["infinite"]:
+        number = f"{about['infinite']:,} of the losses"
+        said.append(
+            f"{'infinite':<10} {number}: leave these points out, selecting from them is an error"
+        )
     if about["quantiles"]:
         said += ["", f"{assessed(about['mean'], about['guess'])}; quantiles:"]
         said.append("  ".join(f"{float(q):.0%} {v:.4f}" for q, v in about["quantiles"].items()))
