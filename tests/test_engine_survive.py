@@ -101,8 +101,9 @@ def test_other_errors_stay_as_they_are():
     with pytest.raises(RuntimeError, match=r"^shapes$"), says_what_to_reduce("it"):
         raise RuntimeError("shapes")
     fast = trainer(Greedy(3, RuntimeError("shapes")))
-    with pytest.raises(RuntimeError, match=r"^shapes$"):
+    with pytest.raises(RuntimeError) as caught:
         fast.train(10)
+    assert str(caught.value) == "shapes"
 
 
 def test_a_run_that_breaks_in_the_middle_stops_within_100_steps_and_counts(tmp_path):

@@ -277,7 +277,7 @@ def test_a_text_of_which_no_token_counts_is_not_chosen(loss, first):
 
 
 def test_an_error_within_the_model_says_how_it_was_called():
-    note = r"rholoss called model\(torch.float32 \(40, 8\)\) to measure losses.*pass `loss=`"
+    note = r"rholoss called model\(torch.float32 \(40, 8\)\) to get losses.*pass `loss=`"
 
     class TakesTheBatch(Model):
         def forward(self, batch):

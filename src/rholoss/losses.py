@@ -98,8 +98,8 @@ def _how_called(positional: tuple[Any, ...], keywords: dict[str, Any]) -> str:
 
     inputs = [*map(shown, positional), *(f"{name}={shown(v)}" for name, v in keywords.items())]
     return (
-        f"rholoss called model({', '.join(inputs)}) to measure losses. If yours is called otherwise, pass "
-        "`loss=`, a function (model, batch) -> [B] that returns one loss per example."
+        f"Here rholoss called model({', '.join(inputs)}) to get losses. If yours must be called otherwise, "
+        "pass `loss=`, a function (model, batch) -> [B] that returns one loss per example."
     )
 
 
