@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from rholoss.errors import RholossError, StoreError, UnmeasuredLossError
-from rholoss.il import ids
+from rholoss.il import files, ids
 from rholoss.il.partial import Partial
 from rholoss.il.store import Irreducible
 from rholoss.indexed import WithIndex
@@ -286,3 +286,17 @@ def test_fitted_weights_that_cannot_be_read_are_fitted_again(tmp_path, content):
     assert partial.fitted("model") is not None
     (partial.path / "model.pt").write_bytes(content)
     assert partial.fitted("model") is None
+
+
+def test_a_store_that_is_replaced_while_it_is_opened_is_the_new_one(tmp_path, monkeypatch):
+    path, read = tmp_path / "il", files.read_meta
+    Irreducible.from_losses([1.0, 2.0]).save(path)
+
+    def replaced_after(asked):
+        meta = read(asked)
+        monkeypatch.setattr(files, "read_meta", read)
+        Irreducible.from_losses([3.0, 4.0]).save(path)
+        return meta
+
+    monkeypatch.setattr(files, "read_meta", replaced_after)
+    assert Irreducible.load(path).dense.tolist() == [3.0, 4.0]

@@ -211,7 +211,7 @@ class Irreducible:
             raise RholossError(f"`check` is {check!r}; choose one of {', '.join(CHECKS)}.")
         if labels is not None and dataset is None:
             raise RholossError("`labels` was given without `dataset`; pass the data set as well.")
-        il = _open(Path(path), files.read_meta(Path(path)))
+        il = _present(Path(path))
         il.trusted = check != "full"
         if dataset is not None and check != "none":
             known = il.compare(dataset, labels, check) is not None
@@ -334,6 +334,18 @@ class Irreducible:
         from rholoss.il import parquet
 
         parquet.write(self, path, ids)
+
+
+def _present(path: Path) -> Irreducible:
+    """Open a store, also while another process replaces it."""
+    meta = files.read_meta(path)
+    while True:
+        try:
+            return _open(path, meta)
+        except (StoreError, OSError, RuntimeError):
+            before, meta = meta, files.read_meta(path)
+            if meta["files"] == before["files"]:  # it was not replaced
+                raise
 
 
 def _open(path: Path, meta: Mapping[str, Any]) -> Irreducible:
