@@ -283,6 +283,17 @@ def main(words: list[str] | None = None) -> None:
     here = {**same, "device": records.device()}
     there = [row for row in records.read(arguments.out) if here.items() <= row.items()]
     done = {(row["option"], row["seed"], row.get("moment")) for row in there}
+    moments = arguments.moments if arguments.mode == "scores" else [None]
+    todo = {
+        seed: [n for n in arguments.options if any((n, seed, m) not in done for m in moments)]
+        for seed in arguments.seeds
+    }
+    if arguments.mode == "scores":
+        apart = (EXACT, REPLAY, "uniform")
+        todo = {seed: [n for n in names if n not in apart] for seed, names in todo.items()}
+    if not any(todo.values()):
+        print(f"All rows are in {arguments.out}; `--out FILE` makes them again, in another file.")
+        return
     setup = digits(arguments) if arguments.small else cifar(arguments)
 
     def keep(seed: int, row: dict[str, Any]) -> None:
@@ -292,12 +303,8 @@ def main(words: list[str] | None = None) -> None:
         records.append(arguments.out, {**same, "seed": seed, **row, **about})
         print({"seed": seed, **row}, flush=True)
 
-    moments = arguments.moments if arguments.mode == "scores" else [None]
-    for seed in arguments.seeds:
-        names = [n for n in arguments.options if any((n, seed, m) not in done for m in moments)]
-        if arguments.mode == "scores":
-            names = [name for name in names if name not in (EXACT, REPLAY, "uniform")]
-        elif REPLAY in names and EXACT not in names:
+    for seed, names in todo.items():
+        if arguments.mode == "train" and REPLAY in names and EXACT not in names:
             names = [EXACT, *names]  # there must be something to replay
         with tempfile.TemporaryDirectory() as folder:
             for name in names:

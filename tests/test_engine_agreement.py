@@ -100,7 +100,7 @@ def test_overlapped_scores_are_held_against_the_weights_that_are_trained(setup, 
     assert max(shared[0.1]) < 0.95
 
 
-def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
+def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "digits", lambda arguments: setup)
     out = tmp_path / "agreement.jsonl"
     common = [
@@ -117,6 +117,7 @@ def test_runs_are_written_once_and_make_a_page(setup, monkeypatch, tmp_path):
         bench.main(["scores", *common, "proxy", "--moments", "10", "20"])
         bench.main(["scores", *common, "proxy", "--moments", "10"])
         bench.main(["train", *common, "uniform", "replay"])
+    assert capsys.readouterr().out.count("All rows are in") == 4  # and nothing is prepared
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     found = {(row["mode"], row["option"], row.get("moment")) for row in rows}
     trained = ("exact", "half resolution", "uniform", "replay")
