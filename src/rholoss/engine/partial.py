@@ -223,6 +223,7 @@ class Shortlist(Reuse):
         # The mean loss of the candidates that were forwarded in the previous step.
         self.mean = torch.zeros((), dtype=torch.float32, device=step.data.device)
         self._shortlist = functools.partial(step.wrap(shortlist), step.method)
+        self._last, self._mean = step.wrap(last_or_mean), step.wrap(mean_of_finite)
 
     def forwarded(self, step: DeviceStep, index: Tensor) -> Tensor:
         """Positions of the candidates with the highest expected scores, then of the oldest others."""
@@ -233,12 +234,11 @@ class Shortlist(Reuse):
     def note(self, index: Tensor, loss: Tensor) -> None:
         """Remember new losses, and their mean for rows that have none yet."""
         super().note(index, loss)
-        self.mean.copy_(mean_of_finite(loss))
+        self.mean.copy_(self._mean(loss))
 
     def expected(self, index: Tensor) -> Tensor:
         """The last known losses of rows, [n]; the mean loss for those that were never forwarded."""
-        loss_B = super().expected(index)
-        return torch.where(loss_B.isnan(), self.mean, loss_B)
+        return self._last(self.loss, index, self.mean)
 
 
 def in_order(position: Tensor) -> Tensor:
@@ -254,6 +254,12 @@ def note_losses(loss: Tensor, seen: Tensor, now: Tensor, index: Tensor, new: Ten
     loss.index_copy_(0, index, new.float())
     seen.index_copy_(0, index, now.expand(len(index)))
     now += 1
+
+
+def last_or_mean(loss: Tensor, index: Tensor, mean: Tensor) -> Tensor:
+    """The last losses of these rows; the mean for those that have none."""
+    loss_B = loss.index_select(0, index)
+    return torch.where(loss_B.isnan(), mean, loss_B)
 
 
 def shortlist(
