@@ -92,7 +92,7 @@ def _is_work(folder: Path) -> bool:
 
 
 def _not_there(path: Path) -> str:
-    if (path / PARTIAL).is_dir():
+    if _is_work(path / PARTIAL):
         return (
             f"{path} holds work that was cut off before it was complete. Run the same command again: "
             "it goes on where it stopped."

@@ -36,10 +36,8 @@ def trimmed(batch: Mapping[str, Any], multiple: int = 1) -> dict[str, Any]:
     if not len(used):
         return dict(batch)
     first, last = used[[0, -1]].tolist()
-    if any(
-        "positions" in str(name) for name in batch
-    ):  # of an answer: they count from the left edge
-        first = 0
+    if any("positions" in str(name) for name in batch):
+        first = 0  # those of an answer count from the left edge
     width = -(-(last + 1 - first) // multiple) * multiple
     last = min(first + width, len(used_L))
     first = max(0, last - width)
