@@ -238,6 +238,17 @@ def test_the_place_to_save_is_looked_at_first(tmp_path):
         score_irreducible(small(), blobs(40, 0), out=tmp_path, progress=False)
 
 
+def test_a_folder_partial_that_is_not_ours_is_left_alone(tmp_path):
+    mine = tmp_path / "partial" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(StoreError, match=r"holds other files \(partial\)"):
+        score_irreducible(small(), blobs(40, 0), out=tmp_path, progress=False)
+    assert mine.read_text() == "mine"
+    with pytest.raises(StoreError, match=r"has no meta\.json"):  # nor is it called unfinished work
+        Irreducible.load(tmp_path)
+
+
 @pytest.mark.parametrize("folds", [None, 2])
 def test_scoring_may_take_more_rows_at_a_time_than_training(folds, tmp_path):
     train, sizes = blobs(100, 0), set()
